@@ -1,0 +1,54 @@
+# Bascule: `make help` lists the commands. Each builds the environment in .venv when it is missing or old.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check demo openapi migration lock bench clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The lock files name every package with its hash and no index, so pip takes them from wherever it is set up to.
+$(VENV)/.run: requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) has no venv module (Debian: apt install python3-venv)"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+run: $(VENV)/.run ## the service; without ANTHROPIC_API_KEY the demo against the built-in simulator
+	@if [ -n "$$ANTHROPIC_API_KEY" ]; then exec $(BIN)/python -m app serve; else exec $(BIN)/python -m app demo; fi
+
+demo: $(VENV)/.run ## a scripted session against the built-in simulator
+	@exec $(BIN)/python -m app demo
+
+check: $(VENV)/.dev ## ruff, mypy, import rules, openapi drift, scenario coverage
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m app openapi --check openapi.yaml
+	$(BIN)/python scripts/scenarios.py --missing
+
+test: check ## check, then every test
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+openapi: $(VENV)/.run ## write openapi.yaml from the app
+	$(BIN)/python -m app openapi > openapi.yaml
+
+migration: $(VENV)/.dev ## a new migration from the tables: make migration M="Add x to y"
+	$(BIN)/python -m app migrate --revision "$(M)"
+
+lock: ## resolve the lock files again (needs uv)
+	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded -o requirements.lock pyproject.toml
+	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
+
+bench: $(VENV)/.dev ## figures of docs/bench (part 6)
+	@echo "bench/ comes with the last part of the plan; nothing to measure yet"; exit 1
+
+clean: ## remove the environment and the demo's data
+	rm -rf $(VENV) .bascule

@@ -1,0 +1,2 @@
+"""Bascule: a bridge between Claude Managed Agents sessions and tools behind webhooks."""
+

@@ -1,0 +1,1 @@
+"""The HTTP surface: writes wishes, reads state."""

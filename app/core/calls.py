@@ -1,0 +1,161 @@
+"""A call: its states, the steps between them, and what it came to.
+
+`STEPS` is the whole life of a call; a step that is not in it is a defect and raises. States are text,
+so that a version can leave alone the states of a later one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from app.core.events import Kind
+
+State = Literal[
+    "held",
+    "queued",
+    "dispatched",
+    "answered",
+    "posting",
+    "unowned",
+    "posted",
+    "answered_elsewhere",
+    "denied",
+    "expired",
+    "interrupted",
+    "thread_terminated",
+    "session_ended",
+    "rejected",
+]
+
+END_STATES: Final[frozenset[str]] = frozenset(
+    {
+        "posted",
+        "answered_elsewhere",
+        "denied",
+        "expired",
+        "interrupted",
+        "thread_terminated",
+        "session_ended",
+        "rejected",
+    }
+)
+"""A call in one of these is over; only `interrupted` can be revived, by upstream asking for it again."""
+
+_SETTLED_BY_OTHERS: Final = frozenset(
+    {"answered_elsewhere", "interrupted", "thread_terminated", "session_ended"}
+)
+
+STEPS: Final[dict[str, frozenset[str]]] = {
+    # held: a person decides. `posting` is the refusal of a gate of ours, which upstream does not know.
+    "held": frozenset({"queued", "dispatched", "denied", "expired", "posting", "posted", "unowned"})
+    | _SETTLED_BY_OTHERS,
+    # queued: ours and allowed, waiting for a slot. `posting`: the tool was disabled meanwhile.
+    "queued": frozenset({"dispatched", "held", "denied", "unowned", "posting"}) | _SETTLED_BY_OTHERS,
+    # dispatched: a delivery may have left. `held`: its outcome is unknown and a person decides.
+    "dispatched": frozenset({"answered", "posting", "held"}) | _SETTLED_BY_OTHERS,
+    # answered: the result is stored and nothing was sent.
+    "answered": frozenset({"posting"}) | _SETTLED_BY_OTHERS,
+    # posting: a send may have left.
+    "posting": frozenset({"answered", "posted", "denied", "expired", "rejected"}) | _SETTLED_BY_OTHERS,
+    # unowned: no tool of that name is ours; looked at again whenever the registry changes.
+    "unowned": frozenset({"held", "queued", "dispatched", "denied", "posting"}) | _SETTLED_BY_OTHERS,
+    # interrupted: revived when upstream names it in `requires_action` again.
+    "interrupted": frozenset({"held", "queued", "dispatched", "answered", "posting", "unowned", "denied"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a call came to: a JSON array of content blocks, as bytes, and whether it is an error."""
+
+    content: bytes
+    is_error: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Who holds a call, and why.
+
+    `by` is `upstream` (it asks, or may have asked), `tool` (the registration says ask) or `rule`.
+    `reason` is a code: `ask`, `unknown_permission`, `unread_policy`, `required_action`, `tool_asks`,
+    `outcome_unknown`.
+    """
+
+    by: Literal["upstream", "tool", "rule"]
+    permission: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Somebody's allow or deny. `by` is who, `via` how: `api`, `stream`, `policy`.
+
+    `at` is in seconds since 1970; None where the deciding moment is upstream's and unknown.
+    """
+
+    result: Literal["allow", "deny"]
+    status: Literal["accepted", "sending", "refused"]
+    by: str
+    via: str
+    at: float | None = None
+    deny_message: str | None = None
+    id: str | None = None
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call of an agent, as known now."""
+
+    id: str
+    kind: Kind
+    tool: str
+    input: bytes
+    state: State
+    thread_id: str | None = None
+    processed_at: str | None = None
+    permission: str | None = None
+    gate: Gate | None = None
+    decision: Decision | None = None
+    attempts: int = 0
+    outcome_unknown: bool = False
+    result: Result | None = None
+    posted: bool = False
+    detail: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in END_STATES
+
+    @property
+    def executed(self) -> bool:
+        """Whether at least one delivery was started."""
+        return self.attempts > 0
+
+    @property
+    def confirmation(self) -> Literal["allow", "deny"] | None:
+        """The verdict that stands, or None if nobody gave one."""
+        if self.decision is None or self.decision.status == "refused":
+            return None
+        return self.decision.result
+
+    @property
+    def input_digest(self) -> str:
+        return digest(self.input)
+
+    def step(self, state: State, **changes: object) -> Call:
+        """Return the call in another state.
+
+        Raises:
+            ValueError: the step is not in `STEPS`.
+        """
+        if state != self.state and state not in STEPS.get(self.state, frozenset()):
+            raise ValueError(f"call {self.id}: no step from {self.state} to {state}")
+        return replace(self, state=state, **changes)  # type: ignore[arg-type]
+
+
+def digest(input_: bytes) -> str:
+    """`sha256:<hex>` of the input's raw bytes: what a person saw is what runs."""
+    return "sha256:" + hashlib.sha256(input_).hexdigest()

@@ -1,0 +1,33 @@
+"""A tool: a registered webhook and its policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Retry = Literal["never", "connect_only", "safe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A webhook that serves calls of one name for one tenant.
+
+    Times are in seconds, sizes in bytes or characters. `timeout_s` is one wall clock over all attempts
+    of a call; `attempt_timeout_s` bounds one of them. `secrets` are raw signing keys, newest first; every
+    one of them signs. `version` rises with each change of the registration.
+    """
+
+    name: str
+    url: str
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    timeout_s: float = 120.0
+    attempt_timeout_s: float | None = None
+    retry: Retry = "connect_only"
+    on_unknown: Literal["answer", "ask"] = "answer"
+    gate: Literal["upstream", "ask"] = "upstream"
+    concurrency: int = 32
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    enabled: bool = True
+    reply_bytes_max: int = 1_048_576
+    result_chars_max: int = 100_000
+    version: int = 1

@@ -1,0 +1,1 @@
+"""Holds leases, feeds notices to the core and performs its effects."""

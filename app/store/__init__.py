@@ -1,0 +1,1 @@
+"""Postgres: functions over a connection."""

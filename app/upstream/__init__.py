@@ -1,0 +1,1 @@
+"""The Managed Agents API over HTTP, and its event streams as bytes."""

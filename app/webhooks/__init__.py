@@ -1,0 +1,1 @@
+"""What goes out to a tool and what its reply means."""
