@@ -1,0 +1,253 @@
+"""The tables. Migrations are checked against this file.
+
+Every key begins with the tenant. JSON that came from outside is text, never jsonb: jsonb refuses NUL and lone
+surrogates, reorders keys and rewrites numbers, and what is stored here is sent on byte for byte.
+States are text with no database enum, so that a rolling upgrade can add one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _now(name: str) -> Column[datetime]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _now("created_at"),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False, comment="SHA-256 of the key, which has 256 random bits"),
+    Column("scopes", ARRAY(Text), nullable=False),
+    _now("created_at"),
+    Column("revoked_at", DateTime(timezone=True)),
+    PrimaryKeyConstraint("tenant", "id"),
+    Index(None, "hash", unique=True),
+)
+
+tools = Table(
+    "tools",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("description", Text),
+    Column("policy", Text, nullable=False, comment="JSON of the registration's policies"),
+    Column("secrets", LargeBinary, nullable=False, comment="encrypted: signing keys, newest first"),
+    Column("headers", LargeBinary, nullable=False, comment="encrypted: extra request headers"),
+    Column("version", Integer, nullable=False, server_default=text("1")),
+    _now("created_at"),
+    _now("updated_at"),
+    PrimaryKeyConstraint("tenant", "name"),
+)
+
+registries = Table(
+    "registries",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False, comment="rises with every change of the tenant's tools"),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _now("started_at"),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+)
+
+attachments = Table(
+    "attachments",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    # The wish: written by the api, read by whoever runs the session.
+    Column("settings", Text, nullable=False, comment="JSON: the attach body as accepted, without secrets"),
+    Column("extra_headers", LargeBinary, nullable=False, comment="encrypted"),
+    Column("detach_requested", Boolean, nullable=False, server_default=text("false")),
+    Column("wanted", ARRAY(Text), nullable=False, server_default=text("'{}'"), comment="calls to look for"),
+    Column("wish", BigInteger, nullable=False, server_default=text("1"), comment="rises with each wish"),
+    Column(
+        "wish_seen", BigInteger, nullable=False, server_default=text("0"), comment="the last one acted on"
+    ),
+    # The lease: a term, not an owner. Every write by a runner names it.
+    Column("replica_id", Text),
+    Column("term", BigInteger, nullable=False, server_default=text("0")),
+    # The state: written by the runner.
+    Column("status", Text, nullable=False, server_default=text("'attaching'")),
+    Column("end_reason", Text),
+    Column("end_detail", Text),
+    Column("terminal_event_id", Text),
+    Column(
+        "cursor_at", Double, comment="newest processed_at whose consequences are stored, seconds since 1970"
+    ),
+    Column("reconnects", Integer, nullable=False, server_default=text("0")),
+    Column("restarts", Integer, nullable=False, server_default=text("0"), comment="after internal errors"),
+    Column("restarted_at", DateTime(timezone=True)),
+    Column("idle_id", Text),
+    Column("idle_deadline", DateTime(timezone=True)),
+    Column("flags", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("missing", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("primary_thread_id", Text),
+    Column("environment", Text),
+    Column("message_seq", BigInteger, nullable=False, server_default=text("0")),
+    Column("last_event_at", DateTime(timezone=True)),
+    _now("created_at"),
+    _now("updated_at"),
+    PrimaryKeyConstraint("tenant", "session_id"),
+    CheckConstraint("session_id ~ '^[A-Za-z0-9_-]{1,128}$'", name="session_id"),
+    Index("ix_attachments_wish", "replica_id", postgresql_where=text("wish <> wish_seen")),
+    Index("ix_attachments_open", "replica_id", postgresql_where=text("status not in ('ended', 'detached')")),
+)
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("id", Text, nullable=False, comment="the event id of the agent's call"),
+    Column("position", BigInteger, Identity(always=True), nullable=False, comment="order of first record"),
+    Column("kind", Text, nullable=False),
+    Column("tool", Text, nullable=False),
+    Column("thread_id", Text),
+    Column("input", Text, nullable=False, comment="JSON as received"),
+    Column("processed_at", Text),
+    Column("permission", Text),
+    Column("state", Text, nullable=False),
+    Column("gate_by", Text),
+    Column("gate_reason", Text),
+    Column("gate_expires_at", DateTime(timezone=True)),
+    Column("outcome_unknown", Boolean, nullable=False, server_default=text("false")),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("result", Text, nullable=True, comment="JSON array of content blocks"),
+    Column("is_error", Boolean),
+    Column("posted", Boolean, nullable=False, server_default=text("false")),
+    Column("detail", Text, comment="why it ended so, in a sentence"),
+    _now("created_at"),
+    _now("updated_at"),
+    PrimaryKeyConstraint("tenant", "session_id", "id"),
+    Index(
+        "ix_calls_open",
+        "tenant",
+        "session_id",
+        postgresql_where=text("state in ('held', 'queued', 'dispatched', 'answered', 'posting', 'unowned')"),
+    ),
+    Index("ix_calls_held", "tenant", "position", postgresql_where=text("state = 'held'")),
+    Index(None, "tenant", "session_id", "position"),
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("call_id", Text, nullable=False),
+    Column("result", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("decided_by", Text, nullable=False),
+    Column("via", Text, nullable=False),
+    Column("deny_message", Text),
+    Column("refusal", Text, comment="upstream's own words, when it refused the verdict"),
+    _now("decided_at"),
+    PrimaryKeyConstraint("tenant", "id"),
+    Index(None, "tenant", "session_id", "call_id"),
+    # One decision stands per call; a refused one makes room for the next.
+    Index(
+        "uq_decisions_standing",
+        "tenant",
+        "session_id",
+        "call_id",
+        unique=True,
+        postgresql_where=text("status <> 'refused'"),
+    ),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("call_id", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("replica_id", Text, nullable=False),
+    Column("tool", Text, nullable=False),
+    _now("started_at"),
+    Column("finished_at", DateTime(timezone=True)),
+    Column("http_status", Integer),
+    Column("code", Text, comment="a code of the closed set in docs/errors.md, null when a result was read"),
+    Column("reply", LargeBinary, comment="the reply's first bytes"),
+    PrimaryKeyConstraint("tenant", "session_id", "call_id", "attempt"),
+)
+
+bodies = Table(
+    "bodies",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("call_id", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False, comment="what each delivery of the call sends"),
+    PrimaryKeyConstraint("tenant", "session_id", "call_id"),
+)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column(
+        "position", BigInteger, Identity(always=True), nullable=False, comment="order of first appearance"
+    ),
+    Column("seq", BigInteger, comment="per session, given when the final commits"),
+    Column("state", Text, nullable=False),
+    Column("content", Text, nullable=False, comment="JSON array of blocks"),
+    Column("thread_id", Text),
+    Column("processed_at", Text),
+    Column(
+        "term", BigInteger, nullable=False, comment="the run that wrote it; an older one's partial is stale"
+    ),
+    _now("updated_at"),
+    PrimaryKeyConstraint("tenant", "session_id", "id"),
+    Index(None, "tenant", "session_id", "seq", unique=True),
+    Index(None, "tenant", "session_id", "position"),
+)

@@ -1,0 +1,1 @@
+"""The migrations, numbered, one sentence each."""
