@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -24,7 +23,10 @@ TOOL_NAME_CHARS_MAX = 256
 
 _EMPTY = msgspec.Raw(b"{}")
 _NO_BLOCKS = msgspec.Raw(b"[]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNREADABLE = "unreadable"
+"""Stands for a permission that is no text; like every unknown one, it holds the call."""
+_UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]', re.DOTALL)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +107,7 @@ class StopReason(msgspec.Struct, frozen=True):
     """Why a session or thread went idle. An absent or unknown type means that the turn is over."""
 
     type: str | None = None
-    event_ids: list[str] | None = None
+    event_ids: Any = None
 
 
 class Idle(Event, frozen=True, kw_only=True, tag="session.status_idle"):
@@ -170,11 +172,11 @@ class PreviewStart(Event, frozen=True, kw_only=True, tag="event_start"):
 
 
 class PreviewFragment(msgspec.Struct, frozen=True):
-    """A piece of one content block; `index` absent means 0."""
+    """A piece of one content block; `index` absent means 0. Whoever folds it judges index and content."""
 
     type: str | None = None
-    index: int | None = None
-    content: dict[str, Any] | None = None
+    index: Any = None
+    content: Any = None
 
 
 class PreviewDelta(Event, frozen=True, kw_only=True, tag="event_delta"):
@@ -235,16 +237,30 @@ Known = (
 )
 AnyEvent = Known | Other
 
+
+class _Entry(msgspec.Struct):
+    """The members that tell whether an entry wraps its event."""
+
+    type: str
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
 _decoder = msgspec.json.Decoder(Known)
+_entry_decoder = msgspec.json.Decoder(_Entry)
+_typed_decoder = msgspec.json.Decoder(_Typed)
 _classes: dict[str, type[msgspec.Struct]] = {str(cls.__struct_config__.tag): cls for cls in Known.__args__}
 
 
 def parse(data: bytes | msgspec.Raw) -> AnyEvent | Malformed:
     """Read one event from its JSON bytes, as a stream frame or a list entry carries them.
 
-    An entry of the form `{"type": …, "data": {event}}` is unwrapped. Never raises.
+    An entry of the form `{"type": T, "data": {"type": T, …}}` stands for its `data`. Never raises.
     """
-    data = _utf8(bytes(data))
+    data = _unwrapped(_utf8(bytes(data)))
     try:
         event: AnyEvent = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, ValueError):
@@ -295,7 +311,8 @@ def seconds(timestamp: str | None) -> float | None:
 def _wanted(reason: StopReason | None) -> tuple[str, ...]:
     if reason is None or reason.type != "requires_action":
         return ()
-    return tuple(id_ for id_ in reason.event_ids or () if id_)
+    ids = reason.event_ids if isinstance(reason.event_ids, list) else []
+    return tuple(id_ for id_ in ids if isinstance(id_, str) and id_ and _is_storable(id_))
 
 
 def _utf8(data: bytes) -> bytes:
@@ -309,43 +326,100 @@ def _utf8(data: bytes) -> bytes:
     return data
 
 
+def _unwrapped(data: bytes) -> bytes:
+    """The event inside an entry that repeats its type around it, as lists of some servers do; else `data`.
+
+    The types must agree, so that an unknown event that quotes a call in its `data` is no call.
+    """
+    if b'"data"' not in data:
+        return data
+    try:
+        entry = _entry_decoder.decode(data)
+        inner = bytes(entry.data)
+        if inner.startswith(b"{") and _typed_decoder.decode(inner).type == entry.type:
+            return inner
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return _unwrapped_loosely(data)
+    return data
+
+
 def _checked(event: AnyEvent) -> AnyEvent | Malformed:
-    """Refuse ids that the store could not keep; make tool names storable, which can match no registration."""
-    if not _is_storable(event.id):
+    """Refuse ids that the store could not keep; make what else it keeps storable."""
+    if not _is_storable(event.id) or not _is_storable(event.session_thread_id or ""):
         return Malformed("id")
-    if isinstance(event, BuiltinUse | CustomUse | McpUse):
-        if not event.id or not event.name:
-            return Malformed("call without id or name")
-        if not _is_storable(event.name):
-            name = event.name.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-            return msgspec.structs.replace(event, name=name[:TOOL_NAME_CHARS_MAX])
+    if not _is_storable(event.processed_at or ""):
+        event = msgspec.structs.replace(event, processed_at=None)
+    match event:
+        case BuiltinUse() | CustomUse() | McpUse():
+            return _checked_use(event)
+        case UserToolResult() | CustomToolResult() | AgentToolResult() | McpToolResult() if not _is_storable(
+            answered_id(event)
+        ):
+            return Malformed("id of the answered call")
+        case Confirmation() if not _is_storable(event.tool_use_id):
+            return Malformed("id of the confirmed call")
+        case Confirmation() if event.deny_message and _UNSTORABLE.search(event.deny_message):
+            return msgspec.structs.replace(event, deny_message=_storable(event.deny_message))
+        case PreviewStart() if not event.event.id or not _is_storable(event.event.id):
+            return Malformed("event_start: id")
+        case Message() if not event.id:
+            return Malformed("agent.message: id")
+        case Message() | UserToolResult() | CustomToolResult() if bytes(event.content) == b"null":
+            return msgspec.structs.replace(event, content=_NO_BLOCKS)
     return event
+
+
+def _checked_use(use: Use) -> Use | Malformed:
+    if not use.id or not use.name:
+        return Malformed("call without id or name")
+    if not _is_storable(use.name):
+        # The mark keeps a cut name from being that of a registered tool.
+        name = _storable(use.name)[: TOOL_NAME_CHARS_MAX - 1] + "\ufffd"
+        use = msgspec.structs.replace(use, name=name)
+    if not _is_storable(use.evaluated_permission or ""):
+        use = msgspec.structs.replace(use, evaluated_permission=_UNREADABLE)
+    if isinstance(use, McpUse) and not _is_storable(use.mcp_server_name or ""):
+        server = _storable(use.mcp_server_name or "")[:CALL_ID_CHARS_MAX]
+        use = msgspec.structs.replace(use, mcp_server_name=server)
+    return use
 
 
 def _is_storable(text: str) -> bool:
     """Whether Postgres can keep and index the text: bounded, no NUL, no lone surrogate."""
-    if text.isascii():
-        return len(text) <= CALL_ID_CHARS_MAX and "\0" not in text
-    return len(text) <= CALL_ID_CHARS_MAX and "\0" not in text and not _SURROGATE.search(text)
+    return len(text) <= CALL_ID_CHARS_MAX and not _UNSTORABLE.search(text)
+
+
+def _storable(text: str) -> str:
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def _unwrapped_loosely(data: bytes) -> bytes:
+    members = _members(data.decode())
+    inner = members.get("data", "") if members else ""
+    inner_members = _members(inner)
+    if not members or not inner_members:
+        return data
+    type_ = _loads(members.get("type", ""))
+    return (
+        inner.encode() if isinstance(type_, str) and type_ == _loads(inner_members.get("type", "")) else data
+    )
 
 
 def _parse_loosely(data: bytes) -> AnyEvent | Malformed:
     """Read an event that the strict decoder refused: unknown types, wrong field types, odd JSON."""
     text = data.decode()
+    raw = None
     try:
-        value = json.loads(text)
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, json.JSONDecodeError):
-            return Malformed("not JSON")
-        value = None  # nested too deeply, or a number of thousands of digits: the members still stand
-    raw = _members(text)
-    if raw is None:
+        fields = json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError:
+        return Malformed("not JSON")
+    except (RecursionError, ValueError):
+        # Nested too deeply, or a number of thousands of digits: the members still stand.
+        raw = _members(text)
+        fields = raw and {name: _loads(part) for name, part in raw.items()}
+    if not isinstance(fields, dict):
         return Malformed("not an object")
-    fields = {name: _loads(part) for name, part in raw.items()} if value is None else value
     type_ = fields.get("type")
-    wrapped = fields.get("data")
-    if isinstance(wrapped, dict) and isinstance(wrapped.get("type"), str):
-        return parse(raw["data"].encode())
     if not isinstance(type_, str):
         return Malformed("no type")
     cls = _classes.get(type_)
@@ -358,7 +432,7 @@ def _parse_loosely(data: bytes) -> AnyEvent | Malformed:
                 session_thread_id=_text(fields.get("session_thread_id")),
             )
         )
-    return _checked_loosely(cls, fields, raw)
+    return _checked_loosely(cls, fields, raw or _members(text) or {})
 
 
 def _checked_loosely(
@@ -369,11 +443,11 @@ def _checked_loosely(
     for field in msgspec.structs.fields(cls):
         value = fields.get(field.name)
         if field.name in ("input", "content") and field.name in raw and cls is not PreviewDelta:
-            if value is not None or field.name == "input":
+            if field.name == "input" or raw[field.name] != "null":
                 built[field.name] = msgspec.Raw(raw[field.name].encode("utf-8", "replace"))
             continue
         if field.name == "evaluated_permission" and value is not None and not isinstance(value, str):
-            built[field.name] = "unreadable"  # unknown, therefore held
+            built[field.name] = _UNREADABLE  # unknown, therefore held
             continue
         try:
             built[field.name] = msgspec.convert(value, field.type)
@@ -388,9 +462,14 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _refuse(constant: str) -> Any:
+    """NaN and Infinity are Python's, not JSON's: no webhook could read them."""
+    raise json.JSONDecodeError("not a JSON number", constant, 0)
+
+
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
     except (RecursionError, ValueError):
         return None
 
@@ -405,38 +484,20 @@ def _members(text: str) -> dict[str, str] | None:
         return None
     members: dict[str, str] = {}
     depth, start, name = 0, 1, None
-    position, end = 0, len(text)
-    while position < end:
-        char = text[position]
+    for token in _TOKEN.finditer(text):
+        char = text[token.start()]
         if char == '"':
-            position = _string_end(text, position)
-            if depth == 1 and name is None:
-                name = _loads(text[start:position])
+            if name is None:
+                name = _loads(token.group())
             continue
         if char in "{[":
             depth += 1
         elif char == ":" and depth == 1:
-            start = position + 1
+            start = token.end()
         elif char in "}]" or (char == "," and depth == 1):
             if char != ",":
                 depth -= 1
             if (depth == 0 or char == ",") and isinstance(name, str):
-                members[sys.intern(name)] = text[start:position].strip()
+                members[name] = text[start : token.start()].strip()
                 name = None
-            if char == ",":
-                start = position + 1
-        position += 1
     return members if depth == 0 else None
-
-
-def _string_end(text: str, start: int) -> int:
-    """The position after the string that begins at `start`."""
-    position = start + 1
-    while position < len(text):
-        if text[position] == "\\":
-            position += 2
-        elif text[position] == '"':
-            return position + 1
-        else:
-            position += 1
-    return position

@@ -186,6 +186,20 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """Somebody asked for calls by id that the store does not hold."""
+
+    call_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """A `dispatched` call of an earlier run: whoever delivered it will not report any more."""
+
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delivered:
     """A delivery episode ended. `attempts` counts all deliveries of the call so far."""
 
@@ -217,6 +231,11 @@ class DetachRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopping:
+    """The replica stops and another will go on: start nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed; sent when `SessionMachine.next_wake` is due."""
 
@@ -232,10 +251,13 @@ Notice = (
     | ToolsChanged
     | SettingsChanged
     | Decided
+    | Wanted
+    | Orphaned
     | Delivered
     | Sent
     | Looked
     | DetachRequested
+    | Stopping
     | Tick
 )
 
@@ -247,6 +269,15 @@ class SaveCall:
     """Store the call as it now stands."""
 
     call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseDecision:
+    """Store that a decision came too late; `refusal` says why."""
+
+    call_id: str
+    decision_id: str
+    refusal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +373,7 @@ class End:
 
 Effect = (
     SaveCall
+    | RefuseDecision
     | SaveMessage
     | DropMessages
     | Deliver

@@ -1,0 +1,77 @@
+"""The calls of a session as held in memory, and the effects of the notice at hand.
+
+Open calls are all here; of those that are over only the last ones are remembered, the store keeps the rest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+from app.core.calls import Call, State
+from app.core.posting import Post
+from app.core.protocol import Effect, SaveCall, Withdraw
+
+REMEMBERED_MAX: Final = 1_000
+"""How many ended calls, stray answers, stray verdicts and MCP calls are remembered, each."""
+
+_V = TypeVar("_V")
+
+
+class Remembered(OrderedDict[str, _V]):
+    """The last `REMEMBERED_MAX` values by id; older ones are forgotten."""
+
+    def keep(self, id_: str, value: _V) -> None:
+        self[id_] = value
+        self.move_to_end(id_)
+        if len(self) > REMEMBERED_MAX:
+            self.popitem(last=False)
+
+
+class Ledger:
+    """Calls by id: `calls` are open, `over` have ended. `running` are deliveries under way here."""
+
+    def __init__(self, open_: Iterable[Call], over: Iterable[Call]) -> None:
+        self.calls: dict[str, Call] = {call.id: call for call in open_}
+        self.over: Remembered[Call] = Remembered()
+        for call in over:
+            self.over.keep(call.id, call)
+        self.running: set[str] = set()
+        self.posts: dict[str, Post] = {}
+        self.effects: list[Effect] = []
+
+    def find(self, call_id: str) -> Call | None:
+        """The call, open or over, or None."""
+        return self.calls.get(call_id) or self.over.get(call_id)
+
+    def emit(self, *effects: Effect) -> None:
+        self.effects.extend(effects)
+
+    def take(self) -> list[Effect]:
+        """The effects since this was last asked."""
+        effects, self.effects = self.effects, []
+        return effects
+
+    def save(self, call: Call, state: State) -> Call:
+        """Put the call in an open state."""
+        call = call.step(state)
+        self.calls[call.id] = call
+        self.emit(SaveCall(call))
+        return call
+
+    def finish(self, call: Call, state: State) -> None:
+        """Put the call in an end state; a send that waits is forgotten."""
+        self.calls.pop(call.id, None)
+        self.withdraw(call.id)
+        self.amend(call.step(state))
+
+    def amend(self, call: Call) -> None:
+        """Store one more fact about a call that is over."""
+        self.over.keep(call.id, call)
+        self.emit(SaveCall(call))
+
+    def withdraw(self, call_id: str) -> None:
+        """Forget a send that is not needed any more."""
+        if self.posts.pop(call_id, None) is not None:
+            self.emit(Withdraw(call_id))

@@ -1,0 +1,359 @@
+"""A call's way: gate, queue, slot, webhook; and what cuts it short.
+
+Verdicts, answers, interrupts and thread terminations are facts that may arrive before or after the call they
+concern, live or from history; each is applied to what is open and remembered for what is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final, Literal
+
+from app.core import events as ev
+from app.core.calls import Call, Decision, Gate
+from app.core.gate import UNREAD, judge, tool_gate
+from app.core.ledger import Ledger, Remembered
+from app.core.outgoing import error_result
+from app.core.posting import covers
+from app.core.protocol import Deliver, Delivered, RefuseDecision, Settings
+from app.core.sending import Sends
+from app.core.tools import Tool
+
+INTERRUPTS_MAX: Final = 100
+"""How many processed interrupts are remembered for calls that show up later."""
+
+_POLICY_DENY: Final = Decision("deny", "accepted", "upstream", "policy")
+
+
+class Router:
+    """Routes the calls of one session."""
+
+    def __init__(self, settings: Settings, tools: Mapping[str, Tool], ledger: Ledger, sends: Sends) -> None:
+        self.settings = settings
+        self.policies = UNREAD
+        self.environment: Literal["cloud", "self_hosted"] | None = settings.environment
+        self.primary_thread_id: str | None = None
+        self.wanted: frozenset[str] = frozenset()
+        self.needs_policies = False
+        self.is_stopping = False
+        self._ledger = ledger
+        self._sends = sends
+        self.tools = tools
+        self._verdicts: Remembered[Decision] = Remembered()
+        self._answered: Remembered[None] = Remembered()
+        self._mcp: Remembered[Call] = Remembered()
+        self._terminated: set[str] = set()
+        self._interrupts: list[ev.Interrupt] = []
+        # Calls of an earlier run wait until history has shown whether somebody settled them meanwhile.
+        self._unread: set[str] = set(ledger.calls)
+        self._orphans: list[str] = []
+
+    # ---- in
+
+    def route(self, use: ev.Use) -> None:
+        """Take in a call; one that is known is left as it is."""
+        if self._ledger.find(use.id) is not None:
+            return
+        call = Call(
+            id=use.id,
+            kind=ev.kind(use),
+            tool=use.name,
+            input=bytes(use.input),
+            state="queued",
+            thread_id=use.session_thread_id,
+            processed_at=use.processed_at,
+            permission=use.evaluated_permission,
+        )
+        if call.id in self._answered:
+            if call.kind != "mcp":
+                self._ledger.finish(call, "answered_elsewhere")
+        elif call.thread_id is not None and call.thread_id in self._terminated:
+            self._ledger.finish(call, "thread_terminated")
+        elif self.is_interrupted(call):
+            self._ledger.finish(call, "interrupted")
+        else:
+            self._judge(call)
+
+    def _judge(self, call: Call) -> None:
+        """Pass a call through upstream's gate."""
+        verdict = self._verdicts.get(call.id)
+        ruling, gate = judge(
+            call, self.policies, verdict.result if verdict else None, is_required=call.id in self.wanted
+        )
+        call = replace(call, gate=gate, decision=verdict or call.decision)
+        if ruling == "deny":
+            self._ledger.finish(replace(call, decision=verdict or _POLICY_DENY), "denied")
+        elif ruling == "hold":
+            self._ledger.save(call, "held")
+            self.needs_policies |= gate is not None and gate.reason == "unread_policy"
+        elif call.kind == "mcp":
+            self._mcp.keep(call.id, call)  # the platform runs it; it may still turn out to ask
+        else:
+            self._admit(call)
+
+    def _admit(self, call: Call) -> None:
+        """Upstream's gate is open: ours is next, then the queue."""
+        tool = self._tool(call)
+        if call.kind == "mcp":
+            self._ledger.finish(replace(call, posted=True), "posted")
+        elif tool is None:
+            self._ledger.save(call, "unowned")
+        elif (gate := tool_gate(tool)) is not None and call.confirmation != "allow":
+            self._ledger.save(replace(call, gate=gate), "held")
+        elif not tool.enabled:
+            self._sends.answer(call, error_result(f"The tool {call.tool!r} is disabled by its operator."))
+        else:
+            self._ledger.save(call, "queued")
+
+    def _tool(self, call: Call) -> Tool | None:
+        """The registration that serves this call, or None if it is not ours to run."""
+        if call.kind == "mcp" or (call.kind == "builtin" and self.environment == "cloud"):
+            return None  # the platform runs it and would refuse our result
+        if self.settings.tools is not None and call.tool not in self.settings.tools:
+            return None
+        return self.tools.get(call.tool)
+
+    # ---- out to the webhook and back
+
+    def fill_slots(self) -> None:
+        """Dispatch waiting calls, oldest first, while a slot is free."""
+        for call in [c for c in self._ledger.calls.values() if c.state == "queued"]:
+            if self._is_full():
+                return
+            if call.id in self._unread:
+                continue
+            tool = self._tool(call)
+            if tool is None:
+                self._ledger.save(call, "unowned")
+            else:
+                self._deliver(call, tool)
+
+    def _is_full(self) -> bool:
+        if self.is_stopping or len(self._ledger.running) >= self.settings.concurrency:
+            return True
+        # One at a time means strict order: the next call starts once this one's post was attempted.
+        calls = self._ledger.calls.values()
+        return self.settings.concurrency == 1 and any(self._sends.is_on_its_way(call) for call in calls)
+
+    def _deliver(self, call: Call, tool: Tool) -> None:
+        call = replace(call, attempts=call.attempts + 1, outcome_unknown=False)
+        call = self._ledger.save(call, "dispatched")
+        self._ledger.running.add(call.id)
+        self._ledger.emit(Deliver(call, tool))
+
+    def delivered(self, notice: Delivered) -> None:
+        """A delivery episode ended: keep the result, post it if the call still waits for it."""
+        self._ledger.running.discard(notice.call_id)
+        call = self._ledger.find(notice.call_id)
+        if call is None or call.result is not None:
+            return
+        call = replace(
+            call, result=notice.result, attempts=notice.attempts, outcome_unknown=notice.outcome_unknown
+        )
+        tool = self.tools.get(call.tool)
+        if call.is_over:
+            self._ledger.amend(call)
+        elif call.state == "dispatched":
+            if notice.outcome_unknown and tool is not None and tool.on_unknown == "ask":
+                gate = Gate("tool", None, "outcome_unknown")
+                self._ledger.save(replace(call, gate=gate, decision=None), "held")
+            else:
+                self._sends.answer(call, notice.result)
+
+    def orphaned(self, call_id: str) -> None:
+        """A delivery of an earlier run will not report any more."""
+        call = self._ledger.calls.get(call_id)
+        if call_id in self._unread:
+            self._orphans.append(call_id)
+        elif call is not None and call.state == "dispatched" and call_id not in self._ledger.running:
+            self._redeliver(call)
+
+    def _redeliver(self, call: Call) -> None:
+        tool = self._tool(call)
+        if tool is not None and tool.retry == "safe":
+            self._deliver(call, tool)
+            return
+        text = (
+            f"The tool {call.tool!r} was called, but the connection to it was lost before it answered. "
+            "It may have run. Check before calling it again."
+        )
+        self.delivered(Delivered(call.id, error_result(text), call.attempts, outcome_unknown=True))
+
+    # ---- decisions and verdicts
+
+    def decided(self, call_id: str, decision: Decision) -> None:
+        """Somebody decided through the service."""
+        call = self._ledger.calls.get(call_id)
+        if call is not None and call.decision is not None and call.decision.id == decision.id:
+            return
+        if call is None or call.state != "held" or call.gate is None:
+            known = self._ledger.find(call_id)
+            state = known.state if known else "unknown to this session"
+            self._ledger.emit(RefuseDecision(call_id, decision.id or "", f"The call is {state}."))
+        elif call.gate.by == "upstream":
+            self._sends.rule(call, decision)
+        else:
+            self.ruled(call, replace(decision, status="accepted"))
+
+    def ruled(self, call: Call, decision: Decision) -> None:
+        """A decision on a held call stands."""
+        gate, call = call.gate, replace(call, decision=decision)
+        is_ours = gate is not None and gate.by != "upstream"
+        is_unknown = gate is not None and gate.reason == "outcome_unknown"
+        if decision.result == "allow" and is_unknown:
+            self._ledger.save(replace(call, result=None, outcome_unknown=False), "queued")
+        elif decision.result == "allow":
+            self._admit(call)
+        elif is_unknown and call.result is not None:
+            self._sends.answer(call, call.result)
+        elif is_ours:
+            message = decision.deny_message or "no reason was given"
+            text = f"Denied by a reviewer: {message.rstrip('.')}. Do not retry without new instructions."
+            self._sends.answer(call, error_result(text))
+        else:
+            self._ledger.finish(call, "denied")
+
+    def verdict(self, confirmation: ev.Confirmation) -> None:
+        """A verdict was seen upstream, whoever gave it. Deny is sticky."""
+        result: Literal["allow", "deny"] = "allow" if confirmation.result == "allow" else "deny"
+        message = confirmation.deny_message if result == "deny" else None
+        decision = Decision(result, "accepted", "upstream", "stream", confirmation.at, message)
+        call_id = confirmation.tool_use_id
+        call = self._ledger.calls.get(call_id)
+        if call is None:
+            earlier = self._verdicts.get(call_id)
+            if call_id not in self._ledger.over and (earlier is None or earlier.result == "allow"):
+                self._verdicts.keep(call_id, decision)
+            return
+        standing = call.decision
+        if standing is not None and standing.result == result and standing.status == "sending":
+            decision = replace(standing, status="accepted")
+        if call.state == "held":
+            self._ledger.withdraw(call_id)
+            self.ruled(call, decision)
+        elif call.state in ("queued", "unowned"):
+            if result == "deny":
+                self._ledger.finish(replace(call, decision=decision), "denied")
+            elif standing is None:
+                self._ledger.save(replace(call, decision=decision), call.state)
+
+    # ---- what cuts a call short
+
+    def answer(self, answer: ev.Answer) -> None:
+        """A result was seen upstream, ours or another's."""
+        call_id = ev.answered_id(answer)
+        self._mcp.pop(call_id, None)
+        call = self._ledger.calls.get(call_id)
+        if call is None:
+            if call_id not in self._ledger.over:
+                self._answered.keep(call_id, None)
+        elif call.state == "posting":
+            self._sends.seen(call, answer)
+        else:
+            self._ledger.finish(call, "answered_elsewhere")
+
+    def interrupt(self, interrupt: ev.Interrupt) -> None:
+        """Somebody interrupted: a processed interrupt settles the earlier calls of its scope."""
+        if interrupt.at is None:
+            return
+        self._interrupts = [*self._interrupts[1 - INTERRUPTS_MAX :], interrupt]
+        for call in list(self._ledger.calls.values()):
+            is_covered = covers((interrupt,), call, self.primary_thread_id)
+            if is_covered and not self._sends.is_on_its_way(call):
+                self._ledger.finish(call, "interrupted")
+
+    def is_interrupted(self, call: Call) -> bool:
+        return covers(tuple(self._interrupts), call, self.primary_thread_id)
+
+    def thread_terminated(self, thread_id: str) -> None:
+        """A thread takes no more input: its calls are over, whatever they were about to get."""
+        self._terminated.add(thread_id)
+        for call in list(self._ledger.calls.values()):
+            if call.thread_id == thread_id:
+                self._ledger.finish(call, "thread_terminated")
+
+    def lose(self, use: ev.Use) -> None:
+        """Record a call of a session that was over before it could start."""
+        self.route(use)
+        call = self._ledger.calls.get(use.id)
+        if call is not None:
+            self._ledger.finish(call, "session_ended")
+
+    # ---- what upstream waits for
+
+    def want(self, call_ids: Iterable[str]) -> tuple[str, ...]:
+        """Upstream, or a person, named calls that must be waiting; return those that nobody knows."""
+        unknown: list[str] = []
+        for call_id in call_ids:
+            call, ended = self._ledger.calls.get(call_id), self._ledger.over.get(call_id)
+            if call_id in self._mcp:
+                self._judge(self._mcp.pop(call_id))
+            elif call is not None:
+                self._require(call)
+            elif ended is not None:
+                if ended.state == "interrupted" and call_id in self.wanted:
+                    self._revive(ended)
+            elif call_id not in self._answered:
+                unknown.append(call_id)
+        return tuple(unknown)
+
+    def _require(self, call: Call) -> None:
+        """Upstream waits on a built-in call that it runs itself: it can only be asking."""
+        is_platforms = call.kind == "builtin" and self.environment == "cloud"
+        if call.state == "unowned" and is_platforms and call.decision is None and call.id in self.wanted:
+            self._ledger.save(
+                replace(call, gate=Gate("upstream", call.permission, "required_action")), "held"
+            )
+
+    def _revive(self, call: Call) -> None:
+        """Upstream asks again for a call that an interrupt had closed: back to where it was."""
+        del self._ledger.over[call.id]
+        if call.result is not None:
+            self._sends.answer(call, call.result)
+        elif call.attempts > 0:
+            call = self._ledger.save(call, "dispatched")
+            if call.id not in self._ledger.running:
+                self._redeliver(call)
+        elif call.confirmation == "allow":
+            self._admit(call)
+        else:
+            self._judge(call)
+
+    # ---- registry, policies, resuming
+
+    def tools_changed(self, tools: Mapping[str, Tool]) -> None:
+        """The registry changed: unowned calls may find an owner, waiting ones may lose theirs."""
+        self.tools = tools
+        for call in list(self._ledger.calls.values()):
+            is_owned = self._tool(call) is not None
+            is_held_by_us = call.state == "held" and call.gate is not None and call.gate.by == "tool"
+            if call.state == "unowned" and is_owned:
+                self._admit(call)
+            elif (call.state == "queued" or is_held_by_us) and not is_owned:
+                self._ledger.save(call, "unowned")
+
+    def policies_read(self) -> None:
+        """Calls that were held for want of a policy may be free now."""
+        for call in list(self._ledger.calls.values()):
+            is_unread = call.gate is not None and call.gate.reason == "unread_policy"
+            is_waiting = call.state == "held" and is_unread and call.decision is None
+            if is_waiting and judge(call, self.policies, None)[0] == "run":
+                self._admit(replace(call, gate=None))
+
+    def resume(self, unfinished: Collection[Call]) -> None:
+        """History was read once: take up what an earlier run left half done."""
+        if not self._unread and not self._orphans:
+            return
+        self._unread.clear()
+        for call in unfinished:
+            if call.id in self._ledger.posts:
+                continue
+            is_ruled = call.decision is not None and call.decision.status == "sending"
+            if call.state == "answered" and call.result is not None:
+                self._sends.answer(call, call.result)
+            elif call.state == "posting" or (call.state == "held" and is_ruled):
+                self._sends.resume(call)
+        orphans, self._orphans = self._orphans, []
+        for call_id in orphans:
+            self.orphaned(call_id)
