@@ -1,8 +1,8 @@
 """One log of events: in order, as the bytes that were sent, read page by page and watched live."""
 
 import base64
-import bisect
 import binascii
+import bisect
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -32,7 +32,8 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Query:
-    """What a list request asks for. Times are microseconds since 1970; a null `processed_at` matches no range."""
+    """What a list request asks for. Times are microseconds since 1970; a null `processed_at` matches no
+    range."""
 
     order: Order = "asc"
     types: frozenset[str] | None = None
@@ -48,7 +49,9 @@ class Query:
         if self.types is not None and entry.type not in self.types:
             return False
         stamp_us = entry.key[0]
-        ranged = not (self.gt_us is None and self.gte_us is None and self.lt_us is None and self.lte_us is None)
+        ranged = not (
+            self.gt_us is None and self.gte_us is None and self.lt_us is None and self.lte_us is None
+        )
         if stamp_us == UNSTAMPED_US:
             return not ranged
         return (

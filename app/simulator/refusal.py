@@ -20,10 +20,12 @@ ERROR_TYPE_OF_STATUS = {
 }
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818
     """A request that is answered with an error and changes nothing."""
 
-    def __init__(self, status: int, message: str, *, error_type: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, error_type: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message

@@ -20,9 +20,9 @@ The first `user.message` plays the first turn, the next one the next; the last t
     {"do": "thread", "as": "r", "agent": "reviewer", "text": "...", "steps": [...], "join"?: false}
     {"do": "join", "thread": "r"}                        idle until that thread has ended its turn
     {"do": "end_thread", "thread": "r"}                  terminates it
-    {"do": "error", "error": {...}}                      `retry_status` decides: go on, end the turn, terminate
+    {"do": "error", "error": {...}}                      its `retry_status` decides what follows
     {"do": "reschedule", "pause_s": 1}
-    {"do": "emit", "event": {...}}                       any event; `id` and `processed_at` are filled in when absent
+    {"do": "emit", "event": {...}}                       any event; without `id` and time it gets its own
     {"do": "end", "stop_reason"?: "end_turn" | {...}, "stop_details"?: {...}}
     {"do": "terminate"}                                  the whole session
 
@@ -32,12 +32,13 @@ and a call is
      "permission"?: "allow" | "ask" | "deny" | "absent" | any text, "evaluation"?: {...},
      "output"?: "text", "is_error"?: false, "run_s"?: 0}
 
-`permission` defaults to the agent's policy for the tool. "absent" leaves it out of the event and lets the policy
-rule; a text that is none of the others is shown as it is and treated as "ask". `output`, `is_error` and `run_s`
-(seconds) describe what the server makes of a call that it runs itself.
+`permission` defaults to the agent's policy for the tool. "absent" leaves it out of the event and lets the
+policy rule; a text that is none of the others is shown as it is and treated as "ask". `output`, `is_error`
+and `run_s` (seconds) describe what the server makes of a call that it runs itself.
 
-In texts, inputs and events `${order.text}` is the text of the result of the call named "order", `${order.is_error}`
-and `${order.verdict}` its other parts; `${user.text}` is the message that began the turn. Pauses are in seconds.
+In texts, inputs and events `${order.text}` is the text of the result of the call named "order",
+`${order.is_error}` and `${order.verdict}` its other parts; `${user.text}` is the message that began the turn.
+Pauses are in seconds.
 """
 
 import json
@@ -57,7 +58,7 @@ _NAME = re.compile(r"\$\{(\w+)\.(\w+)\}")
 _Value = TypeVar("_Value")
 
 
-class BadScript(ValueError):
+class BadScript(ValueError):  # noqa: N818
     """A scenario that cannot be played; the text names the place."""
 
 
@@ -153,7 +154,19 @@ class Terminate:
 
 
 Step = (
-    Message | Thinking | Calls | Wait | Pause | Spawn | Join | EndThread | Trouble | Reschedule | Emit | End | Terminate
+    Message
+    | Thinking
+    | Calls
+    | Wait
+    | Pause
+    | Spawn
+    | Join
+    | EndThread
+    | Trouble
+    | Reschedule
+    | Emit
+    | End
+    | Terminate
 )
 
 
@@ -223,7 +236,10 @@ def _step(source: Json) -> Step:
         case "message":
             content = source.get("content") or [{"type": "text", "text": source["text"]}]
             return Message(
-                content, int(source.get("deltas", 0)), float(source.get("pause_s", 0)), source.get("lost", False)
+                content,
+                int(source.get("deltas", 0)),
+                float(source.get("pause_s", 0)),
+                source.get("lost", False),
             )
         case "thinking":
             return Thinking()
@@ -294,7 +310,9 @@ def fill(value: _Value, known: dict[str, dict[str, str]]) -> _Value:
 
 def policy(agent: Json, spec: CallSpec) -> str:
     """Return the policy that the agent has for a call: `always_allow`, `always_ask` or `auto`."""
-    kind, default = ("mcp_toolset", "always_ask") if spec.kind == "mcp" else ("agent_toolset_20260401", "always_allow")
+    kind, default = (
+        ("mcp_toolset", "always_ask") if spec.kind == "mcp" else ("agent_toolset_20260401", "always_allow")
+    )
     for tool in agent.get("tools", []):
         if tool.get("type") != kind or (spec.kind == "mcp" and tool.get("mcp_server_name") != spec.server):
             continue
@@ -306,15 +324,18 @@ def policy(agent: Json, spec: CallSpec) -> str:
 
 
 def burst(calls: int, gated: int, parallel: int, *, environment: EnvironmentKind = "self_hosted") -> Script:
-    """Return a scenario whose one turn makes `calls` calls, `parallel` at a time, `gated` of them asking first.
+    """Return a scenario of one turn with `calls` calls, `parallel` at a time, of which `gated` ask first.
 
-    The calls are `lookup_order` (custom), and `bash` where they ask, spread evenly. Each input says which call it is.
+    The calls are `lookup_order` (custom), and `bash` where they ask, spread evenly. Each input says which
+    call it is.
 
     Raises:
         BadScript: the numbers contradict each other, or are over `BURST_CALLS_MAX`.
     """
-    if not (0 <= gated <= calls and 1 <= parallel and 1 <= calls <= BURST_CALLS_MAX):
-        raise BadScript(f"burst of {calls} calls, {gated} gated, {parallel} at a time; up to {BURST_CALLS_MAX} calls")
+    if not (0 <= gated <= calls and parallel >= 1 and 1 <= calls <= BURST_CALLS_MAX):
+        raise BadScript(
+            f"burst of {calls} calls, {gated} gated, {parallel} at a time; up to {BURST_CALLS_MAX} calls"
+        )
     specs = []
     for number in range(calls):
         asks = (number + 1) * gated // calls > number * gated // calls

@@ -12,7 +12,11 @@ FOREVER = 1_000_000_000
 
 @dataclass(frozen=True)
 class Switches:
-    """Standing behaviour, of the whole world or of one session. The defaults are the documented API."""
+    """Standing behaviour, of the whole world or of one session. The defaults are the documented API.
+
+    What headers are required is settled before a session is looked at, so only the world's switches count
+    there.
+    """
 
     require_beta: bool = True
     """Without `anthropic-beta: managed-agents-2026-04-01` every path is a 404."""
@@ -41,7 +45,7 @@ class Switches:
     omit_evaluated_permission: bool = False
     """Leave `evaluated_permission` and `evaluation` out of every call."""
     stamp_step_s: float = 0.0
-    """Round `processed_at` down to multiples of this, so that events share one; 0 makes every stamp differ."""
+    """Round `processed_at` down to multiples of this, so that events share one; 0: all differ."""
 
     page_size_default: int = 1000
     page_size_max: int = 1000
@@ -71,7 +75,8 @@ class Switches:
     """Emit `session.status_idle` for requires_action. Without it only the calls themselves tell."""
 
     duplicate_answers: Literal["refuse", "ignore", "append"] = "refuse"
-    """A second result for a call: 400, or 200 without effect, or 200 and in the log as well. The first one counts."""
+    """A second result for a call: 400, or 200 without effect, or 200 and in the log as well. The first one
+    counts."""
     late_answers: Literal["refuse", "ignore"] = "refuse"
     """A result for a call that an interrupt closed: 400, or 200 without effect."""
     dead_thread_answers: Literal["refuse", "ignore"] = "ignore"
@@ -102,7 +107,18 @@ class Switches:
         return replace(self, **changes)
 
 
-FaultKind = Literal["refuse", "refuse_after", "drop", "drop_after", "delay", "delay_after", "eof", "cut", "truncate", "error_frame"]
+FaultKind = Literal[
+    "refuse",
+    "refuse_after",
+    "drop",
+    "drop_after",
+    "delay",
+    "delay_after",
+    "eof",
+    "cut",
+    "truncate",
+    "error_frame",
+]
 STREAM_FAULTS = frozenset({"eof", "cut", "truncate", "error_frame"})
 
 Endpoint = Literal[
@@ -129,11 +145,11 @@ Endpoint = Literal[
 class Fault:
     """What happens to the next requests that match.
 
-    On any endpoint: `refuse` (an error before anything is done), `refuse_after` (the request is done, then an error),
-    `drop` and `drop_after` (the connection closes before or after), `delay` and `delay_after` (the work, or its
-    answer, comes late). On streams only, after `after_events` events: `eof` (a clean end), `cut` (the connection
-    closes in the middle of a frame), `truncate` (a clean end in the middle of a frame), `error_frame` (an
-    `event: error`, then the end).
+    On any endpoint: `refuse` (an error before anything is done), `refuse_after` (the request is done, then
+    an error), `drop` and `drop_after` (the connection closes before or after), `delay` and `delay_after`
+    (the work, or its answer, comes late). On streams only, after `after_events` events: `eof` (a clean
+    end), `cut` (the connection closes in the middle of a frame), `truncate` (a clean end in the middle of a
+    frame), `error_frame` (an `event: error`, then the end).
     """
 
     kind: FaultKind
@@ -176,7 +192,9 @@ class Fault:
         )
 
     @classmethod
-    def rate_limited(cls, *, endpoint: Endpoint | None = None, count: int = 1, retry_after_s: int = 1) -> Self:
+    def rate_limited(
+        cls, *, endpoint: Endpoint | None = None, count: int = 1, retry_after_s: int = 1
+    ) -> Self:
         """Return a fault that answers 429 with `retry-after`."""
         return cls(kind="refuse", endpoint=endpoint, count=count, status=429, retry_after_s=retry_after_s)
 
@@ -197,7 +215,9 @@ class FaultBook:
         """Forget every fault."""
         self._waiting.clear()
 
-    def take(self, endpoint: str, session_id: str | None, page: int, event_types: frozenset[str]) -> Fault | None:
+    def take(
+        self, endpoint: str, session_id: str | None, page: int, event_types: frozenset[str]
+    ) -> Fault | None:
         """Return the fault that strikes this request, if any, and count it."""
         for place, (fault, skips, left) in enumerate(self._waiting):
             if not _matches(fault, endpoint, session_id, page, event_types):
@@ -217,7 +237,9 @@ class FaultBook:
         return [fault for fault, _skips, _left in self._waiting]
 
 
-def _matches(fault: Fault, endpoint: str, session_id: str | None, page: int, event_types: frozenset[str]) -> bool:
+def _matches(
+    fault: Fault, endpoint: str, session_id: str | None, page: int, event_types: frozenset[str]
+) -> bool:
     if fault.kind in STREAM_FAULTS and endpoint not in ("stream", "thread_stream"):
         return False
     return (

@@ -57,7 +57,9 @@ class Timeline:
             due_us, _order, act = heapq.heappop(self._due)
             self.now_us = max(self.now_us, due_us)
             act()
-        raise RuntimeError(f"more than {ACTS_PER_ADVANCE_MAX} acts were due at once; the script runs in circles")
+        raise RuntimeError(
+            f"more than {ACTS_PER_ADVANCE_MAX} acts were due at once; the script runs in circles"
+        )
 
     def next_due(self) -> float | None:
         """Return when the next act is due, in seconds since 1970, or None when nothing is."""
