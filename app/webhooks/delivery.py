@@ -1,0 +1,282 @@
+"""Delivering one call: attempts, waits between them, and what the whole came to.
+
+One wall clock bounds a call from the first look-up to the last byte. Whether a delivery may be repeated is
+the tool's own declaration; when in doubt a request counts as sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final, Literal, Protocol
+
+from app.core.calls import Call, Result
+from app.core.retry import backoff_s, wait_s
+from app.core.tools import Tool
+from app.webhooks import wire
+from app.webhooks.attempt import Answer, Door, Failure, FailureCode
+from app.webhooks.egress import Egress, Lookup
+from app.webhooks.reply import ReplyCode, cleaned, error_result, is_endpoint_failure, read_reply, the_tool
+from app.webhooks.slots import Slots
+
+DeliveryCode = FailureCode | ReplyCode
+
+RETRY_START_S: Final = 0.5
+RETRY_CAP_S: Final = 10.0
+ATTEMPTS_MAX: Final = 100
+"""A bound of the loop; the deadline ends it long before."""
+EXCERPT_CHARS_MAX: Final = 2048
+
+_SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_PERMANENT: Final = frozenset(
+    {"blocked_url", "blocked_address", "tls_expired", "tls_untrusted", "tls_wrong_host"}
+)
+_REPEATED: Final[Mapping[str, frozenset[str | None]]] = {
+    "never": frozenset(),
+    "connect_only": frozenset({"unsent", "asked"}),
+    "safe": frozenset({"unsent", "asked", "sent"}),
+}
+_HAPPENED: Final[Mapping[FailureCode, str]] = {
+    "blocked_url": "has a URL that may not be called; its registration must be changed",
+    "blocked_address": "has an address that may not be called; only public and allowed addresses are",
+    "dns_failed": "could not be reached: its host name could not be looked up",
+    "connect_failed": "could not be reached: no connection to its endpoint",
+    "tls_expired": "could not be reached: its TLS certificate has expired or is not yet valid",
+    "tls_untrusted": "could not be reached: its TLS certificate is not signed by a trusted authority",
+    "tls_wrong_host": "could not be reached: its TLS certificate is for another host",
+    "tls_failed": "could not be reached: the TLS handshake failed",
+    "disconnected": "closed the connection before it had answered",
+    "bad_http": "sent an answer that is broken off or not valid HTTP",
+}
+_MAY_HAVE_RUN: Final = "The request was sent, so the tool may have run: do not assume that it did not."
+_SENT_BEFORE: Final = "An earlier attempt was sent, so the tool may have run: do not assume that it did not."
+_NOT_SENT: Final = "Nothing was sent to the tool; it has not run."
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRequest:
+    """What is to be delivered. `body` is the stored bytes; `attempt` numbers the first attempt from here."""
+
+    tenant: str
+    session_id: str
+    call: Call
+    tool: Tool
+    body: bytes
+    attempt: int = 1
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """How one attempt went, for the log.
+
+    Times are in milliseconds of the monotonic clock. `code` is None if a reply kept the contract.
+    `reply_excerpt` is the beginning of the reply, at most 2,048 characters, as one line without secrets;
+    `reply_body` is what was read of it, as it came, and may hold anything.
+    """
+
+    attempt: int
+    started_ms: int
+    finished_ms: int
+    http_status: int | None
+    code: DeliveryCode | None
+    was_written: bool
+    reply_excerpt: str
+    reply_body: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryOutcome:
+    """What a delivery came to.
+
+    `attempts` is the number of the last attempt. `outcome_unknown` says that the tool may have run and
+    must not be called again unasked. `code` is None if the tool answered by the contract.
+    """
+
+    result: Result
+    attempts: int
+    outcome_unknown: bool = False
+    code: DeliveryCode | None = None
+
+
+class AttemptLog(Protocol):
+    """Who is told of attempts. What these raise ends the delivery."""
+
+    async def started(self, attempt: int) -> None:
+        """Called before anything leaves; the attempt waits for it."""
+
+    async def finished(self, report: AttemptReport) -> None:
+        """Called after each attempt, before the next one or the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """One attempt, judged. `retry` is what a policy must allow for another: None means that none helps."""
+
+    outcome: DeliveryOutcome
+    retry: Literal["unsent", "asked", "sent"] | None
+    was_written: bool
+    floor_s: float | None = None
+
+
+class Deliverer:
+    """Calls webhooks. One per process; `close` it at the end.
+
+    `clock` is monotonic seconds, `wall` seconds since 1970, `draw` a random number in [0, 1); they and
+    `sleep` are replaced in tests. `version` goes into the user agent.
+    """
+
+    def __init__(
+        self,
+        egress: Egress,
+        *,
+        version: str,
+        tls: ssl.SSLContext | None = None,
+        lookup: Lookup | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        draw: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._door = Door(egress, tls=tls, lookup=lookup)
+        self._slots = Slots()
+        self._version = version
+        self._clock = clock
+        self._wall = wall
+        self._draw = draw
+        self._sleep = sleep
+
+    async def deliver(self, request: DeliveryRequest, log: AttemptLog) -> DeliveryOutcome:
+        """Deliver a call and return what it came to; a fault of the tool is an outcome, never an exception.
+
+        Waits for one of the tool's slots first, which takes nothing from `tool.timeout_s`.
+        """
+        tool = request.tool
+        async with self._slots.slot((request.tenant, tool.name), tool.concurrency):
+            await log.started(request.attempt)
+            deadline = self._clock() + tool.timeout_s
+            was_sent = request.attempt > 1
+            for failures in range(1, ATTEMPTS_MAX + 1):
+                number = request.attempt + failures - 1
+                tried = await self._try(request, number, deadline, log, was_sent=was_sent)
+                was_sent = was_sent or tried.was_written
+                pause_s = self._pause_s(tool, tried, failures, deadline)
+                if pause_s is None:
+                    return tried.outcome
+                await self._sleep(pause_s)
+                if self._clock() >= deadline:
+                    return tried.outcome
+                await log.started(number + 1)
+            raise AssertionError("the deadline did not end the attempts")
+
+    async def close(self) -> None:
+        """Close every connection, once no delivery is under way."""
+        await self._door.close()
+
+    def _pause_s(self, tool: Tool, tried: _Tried, failures: int, deadline: float) -> float | None:
+        """How long to wait before the next attempt; None if there is none."""
+        allowed = _REPEATED[tool.retry]
+        if tried.retry not in allowed or failures == ATTEMPTS_MAX:
+            return None
+        nominal_s = backoff_s(failures, start_s=RETRY_START_S, cap_s=RETRY_CAP_S)
+        pause_s = wait_s(nominal_s, floor_s=tried.floor_s, draw=self._draw())
+        return pause_s if self._clock() + pause_s < deadline else None
+
+    async def _try(
+        self, request: DeliveryRequest, number: int, deadline: float, log: AttemptLog, *, was_sent: bool
+    ) -> _Tried:
+        tool = request.tool
+        started = self._clock()
+        left_s = deadline - started
+        attempt_s = tool.attempt_timeout_s or tool.timeout_s
+        wall = self._wall()
+        id_ = wire.webhook_id(request.tenant, request.session_id, request.call.id)
+        headers = wire.headers(
+            tool,
+            webhook_id=id_,
+            timestamp_s=int(wall),
+            body=request.body,
+            attempt=number,
+            deadline_s=wall + left_s,
+            traceparent=request.traceparent,
+            version=self._version,
+        )
+        came = await self._door.post(
+            tool.url,
+            headers,
+            request.body,
+            timeout_s=min(left_s, attempt_s),
+            reply_bytes_max=tool.reply_bytes_max,
+            reuse=tool.retry == "safe",
+        )
+        if isinstance(came, Answer):
+            tried = self._answered(came, tool, number)
+        else:
+            limit_s = tool.timeout_s if left_s <= attempt_s else attempt_s
+            tried = _failed(came, tool, number, limit_s, was_sent=was_sent)
+        await log.finished(
+            AttemptReport(
+                attempt=number,
+                started_ms=int(started * 1000),
+                finished_ms=int(self._clock() * 1000),
+                http_status=came.status if isinstance(came, Answer) else None,
+                code=tried.outcome.code,
+                was_written=tried.was_written,
+                reply_excerpt=_excerpt(came, tool),
+                reply_body=came.body if isinstance(came, Answer) else b"",
+            )
+        )
+        return tried
+
+    def _answered(self, answer: Answer, tool: Tool, number: int) -> _Tried:
+        reply = read_reply(answer.status, answer.headers, answer.body, tool)
+        outcome = DeliveryOutcome(reply.result, number, code=reply.code)
+        if not is_endpoint_failure(answer.status):
+            return _Tried(outcome, None, was_written=True)
+        floor_s = retry_after_s(answer.headers.get("Retry-After"), now_s=self._wall())
+        is_asked = answer.status in (429, 503) and floor_s is not None
+        return _Tried(outcome, "asked" if is_asked else "sent", was_written=True, floor_s=floor_s)
+
+
+def retry_after_s(value: str | None, *, now_s: float) -> float | None:
+    """The wait in seconds that a `Retry-After` header asks for; None if it is absent or unreadable."""
+    value = (value or "").strip()
+    if _SECONDS.fullmatch(value):
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now_s)
+
+
+def _failed(failure: Failure, tool: Tool, number: int, limit_s: float, *, was_sent: bool) -> _Tried:
+    if failure.code == "timeout":
+        happened = f"timed out: no complete answer within {limit_s:.6g} s"
+    else:
+        happened = _HAPPENED[failure.code]
+    unsent = _SENT_BEFORE if was_sent else _NOT_SENT
+    consequence = _MAY_HAVE_RUN if failure.was_written else unsent
+    outcome = DeliveryOutcome(
+        error_result(f"{the_tool(tool)} {happened}. {consequence}"),
+        number,
+        outcome_unknown=failure.was_written and tool.retry != "safe",
+        code=failure.code,
+    )
+    if failure.code in _PERMANENT:
+        return _Tried(outcome, None, was_written=failure.was_written)
+    return _Tried(outcome, "sent" if failure.was_written else "unsent", was_written=failure.was_written)
+
+
+def _excerpt(came: Answer | Failure, tool: Tool) -> str:
+    if isinstance(came, Failure):
+        return ""
+    # More is cleaned than shown, so that no secret is cut in two and missed at the end.
+    return cleaned(came.body[: 2 * EXCERPT_CHARS_MAX], came.headers, tool, chars_max=EXCERPT_CHARS_MAX)

@@ -1,0 +1,122 @@
+"""What goes out: the identity, body, signature and headers of a delivery."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from app.core.calls import Call
+from app.core.tools import Tool
+
+CONTENT_TYPE: Final = "application/json"
+_ID_CHARS: Final = 26
+_OURS: Final = frozenset({"accept", "accept-encoding", "content-type", "traceparent", "user-agent"})
+_FRAMING: Final = frozenset(
+    {
+        "connection",
+        "content-encoding",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_PREFIXES: Final = ("webhook-", "bascule-", "proxy-")
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
+_VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]{0,8192}")
+
+
+def webhook_id(tenant: str, session_id: str, call_id: str) -> str:
+    """The `webhook-id` of a call: the same from every replica, for ever."""
+    identity = "\0".join((tenant, session_id, call_id)).encode()
+    return "call_" + base64.b32encode(hashlib.sha256(identity).digest()).decode()[:_ID_CHARS].lower()
+
+
+def build_body(call: Call, session_id: str, timestamp: str | None = None) -> bytes:
+    """Serialise a call for its tool: once, to be stored and sent as the same bytes at each attempt.
+
+    The call's input goes in as the bytes that arrived. `timestamp` (RFC 3339) defaults to the moment
+    upstream processed the call, and is null if nobody knows it.
+    """
+    head = json.dumps(
+        {
+            "call_id": call.id,
+            "session_id": session_id,
+            "thread_id": call.thread_id,
+            "tool": call.tool,
+            "kind": call.kind,
+        },
+        separators=(",", ":"),
+    )
+    moment = json.dumps(call.processed_at if timestamp is None else timestamp)
+    opening = f'{{"type":"tool.call","timestamp":{moment},"data":{head[:-1]},"input":'
+    return opening.encode() + call.input + b"}}"
+
+
+def sign(secrets: Sequence[bytes], webhook_id: str, timestamp_s: int, body: bytes) -> str:
+    """The `webhook-signature` of a delivery: one `v1` entry for each live secret, newest first.
+
+    Raises:
+        ValueError: there is no secret; an unsigned delivery never leaves.
+    """
+    if not secrets:
+        raise ValueError("a delivery needs at least one signing secret")
+    signed = f"{webhook_id}.{timestamp_s}.".encode() + body
+    return " ".join(
+        "v1," + base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets
+    )
+
+
+def is_header_free(name: str, value: str) -> bool:
+    """Whether a tool may set this header: well-formed, and neither ours nor the transport's."""
+    lower = name.lower()
+    is_reserved = lower in _OURS or lower in _FRAMING or lower.startswith(_PREFIXES)
+    return not is_reserved and bool(_TOKEN.fullmatch(name)) and bool(_VALUE.fullmatch(value))
+
+
+def headers(
+    tool: Tool,
+    *,
+    webhook_id: str,
+    timestamp_s: int,
+    body: bytes,
+    attempt: int,
+    deadline_s: float,
+    traceparent: str | None = None,
+    version: str,
+) -> dict[str, str]:
+    """The headers of one attempt.
+
+    `timestamp_s` and `deadline_s` are in seconds since 1970. The tool's own headers come first and
+    never replace ours; those that are not free (see `is_header_free`) are left out.
+    """
+    fields = {name: value for name, value in tool.headers if is_header_free(name, value)}
+    return fields | {
+        "content-type": CONTENT_TYPE,
+        "accept": "application/json, text/plain",
+        "accept-encoding": "identity",
+        "user-agent": f"bascule/{version}",
+        "webhook-id": webhook_id,
+        "webhook-timestamp": str(timestamp_s),
+        "webhook-signature": sign(tool.secrets, webhook_id, timestamp_s, body),
+        "bascule-attempt": str(attempt),
+        "bascule-deadline": str(int(deadline_s)),
+        "traceparent": traceparent or trace(webhook_id, attempt),
+    }
+
+
+def trace(webhook_id: str, attempt: int) -> str:
+    """A W3C `traceparent` for an attempt that belongs to no trace yet: one trace per call, a span each."""
+    trace_id = hashlib.sha256(webhook_id.encode()).hexdigest()[:32]
+    span_id = hashlib.sha256(f"{webhook_id} {attempt}".encode()).hexdigest()[:16]
+    # Sampled: a receiver that follows its caller would record nothing otherwise.
+    return f"00-{trace_id}-{span_id}-01"
