@@ -27,7 +27,7 @@ _LONE_ESCAPE: Final = re.compile(
 )
 
 
-class Unreadable(Exception):  # noqa: N818
+class Unreadable(Exception):
     """Text that is no JSON, or JSON beyond a limit. The message is a clause that follows "the reply"."""
 
 

@@ -74,7 +74,7 @@ _NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x20\x7f\\]")
 
 
-class UrlRefused(Exception):  # noqa: N818
+class UrlRefused(Exception):
     """A URL is wrong by its text. `sentence` says why without repeating the URL, which may hold a secret."""
 
     def __init__(self, code: UrlCode, sentence: str) -> None:
@@ -83,7 +83,7 @@ class UrlRefused(Exception):  # noqa: N818
         self.sentence = sentence
 
 
-class AddressBlocked(Exception):  # noqa: N818
+class AddressBlocked(Exception):
     """A host name has an address that may not be called."""
 
 
