@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from app.core.events import Kind
 
@@ -28,6 +28,8 @@ State = Literal[
     "session_ended",
     "rejected",
 ]
+
+STATES: Final[frozenset[str]] = frozenset(get_args(State))
 
 END_STATES: Final[frozenset[str]] = frozenset(
     {
@@ -49,10 +51,13 @@ _SETTLED_BY_OTHERS: Final = frozenset(
 
 STEPS: Final[dict[str, frozenset[str]]] = {
     # held: a person decides. `posting` is the refusal of a gate of ours, which upstream does not know.
-    "held": frozenset({"queued", "dispatched", "denied", "expired", "posting", "posted", "unowned"})
+    "held": frozenset(
+        {"queued", "dispatched", "denied", "expired", "answered", "posting", "posted", "unowned"}
+    )
     | _SETTLED_BY_OTHERS,
     # queued: ours and allowed, waiting for a slot. `posting`: the tool was disabled meanwhile.
-    "queued": frozenset({"dispatched", "held", "denied", "unowned", "posting"}) | _SETTLED_BY_OTHERS,
+    "queued": frozenset({"dispatched", "held", "denied", "unowned", "answered", "posting"})
+    | _SETTLED_BY_OTHERS,
     # dispatched: a delivery may have left. `held`: its outcome is unknown and a person decides.
     "dispatched": frozenset({"answered", "posting", "held"}) | _SETTLED_BY_OTHERS,
     # answered: the result is stored and nothing was sent.
@@ -60,7 +65,8 @@ STEPS: Final[dict[str, frozenset[str]]] = {
     # posting: a send may have left.
     "posting": frozenset({"answered", "posted", "denied", "expired", "rejected"}) | _SETTLED_BY_OTHERS,
     # unowned: no tool of that name is ours; looked at again whenever the registry changes.
-    "unowned": frozenset({"held", "queued", "dispatched", "denied", "posting"}) | _SETTLED_BY_OTHERS,
+    "unowned": frozenset({"held", "queued", "dispatched", "denied", "answered", "posting"})
+    | _SETTLED_BY_OTHERS,
     # interrupted: revived when upstream names it in `requires_action` again.
     "interrupted": frozenset({"held", "queued", "dispatched", "answered", "posting", "unowned", "denied"}),
 }
@@ -107,7 +113,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool call of an agent, as known now."""
+    """One tool call of an agent, as known now.
+
+    `asked_at` is when upstream asked again for a call that an interrupt had closed, in seconds since 1970; it
+    is not stored. `detail` says in a sentence why a call ended so.
+    """
 
     id: str
     kind: Kind
@@ -124,6 +134,7 @@ class Call:
     result: Result | None = None
     posted: bool = False
     detail: str | None = None
+    asked_at: float | None = None
 
     @property
     def is_over(self) -> bool:

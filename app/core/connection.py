@@ -29,6 +29,7 @@ class Connection:
     """Whether upstream refused the history for good on this connection."""
     has_events: bool = False
     is_reading: bool = False
+    read_number: int = 0
     sweep_at: float | None = None
     _previews: bool = True
     _failures: int = 0
@@ -44,18 +45,25 @@ class Connection:
         return self.read(cursor_at)
 
     def read(self, cursor_at: float | None, *, full: bool = False) -> ReadHistory:
-        self.is_reading, self.sweep_at = True, None
         since = None if full or cursor_at is None else cursor_at - OVERLAP_S
-        return ReadHistory(since)
+        return self._read(since)
+
+    def _read(self, since: float | None, after_s: float = 0.0, floor_s: float | None = None) -> ReadHistory:
+        self.is_reading, self.sweep_at = True, None
+        self.read_number += 1
+        return ReadHistory(since, after_s, floor_s, self.read_number)
 
     def event_received(self) -> None:
         self.has_events, self._failures = True, 0
 
-    def closed(self, failure: Failure | None) -> list[Effect]:
-        """The stream broke, ended, or could not be opened."""
+    def closed(self, failure: Failure | None, now: float) -> list[Effect]:
+        """The stream broke, ended, or could not be opened. A read that went with it is given up."""
         was_empty = self.is_open and not self.has_events and failure is None
-        self.is_open = self.is_covered = self.is_reading = False
-        self.sweep_at = None
+        if self.is_open:
+            self.is_reading = False
+        self.is_open = self.is_covered = False
+        if self.sweep_at is None and not self.is_reading:
+            self.sweep_at = now + SWEEP_S
         if failure is not None and is_fatal(failure.status):
             if self._previews and failure.status == 400 and "event_deltas" in failure.message:
                 self._previews = False
@@ -87,9 +95,8 @@ class Connection:
             self.is_degraded = True
             return []
         self._read_failures += 1
-        self.is_reading = True
         after_s = backoff_s(self._read_failures, start_s=RECONNECT_START_S, cap_s=RECONNECT_CAP_S)
-        return [ReadHistory(since, after_s, failure.retry_after_s)]
+        return [self._read(since, after_s, failure.retry_after_s)]
 
 
 def fatal_reason(status: int | None) -> EndReason:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from app.core.calls import Call, Gate
 from app.core.tools import Tool
@@ -16,55 +16,65 @@ from app.core.tools import Tool
 Ruling = Literal["run", "hold", "deny", "ignore"]
 
 
+ALLOW: Final = "always_allow"
+UNREADABLE: Final = "unreadable"
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
     """The permission policies of the session's own agent, as far as they were read.
 
-    `by_name` holds what a toolset says of one tool, `default` what it says of all others; None: unread.
+    Each toolset says something of tools by name and something of all others; None: nothing was read.
     """
 
-    by_name: Mapping[str, str]
-    default: str | None
+    toolsets: tuple[tuple[Mapping[str, str], str], ...] = ()
 
     def of(self, tool: str) -> str | None:
-        """The policy of a built-in tool, or None if it is not known."""
-        return self.by_name.get(tool, self.default)
+        """The policy of a built-in tool, the strictest if several toolsets speak; None if none does."""
+        said = [by_name.get(tool, default) for by_name, default in self.toolsets]
+        return next((policy for policy in said if policy != ALLOW), said[0] if said else None)
 
 
-UNREAD = Policies({}, None)
+UNREAD: Final = Policies()
 
 
-def read_policies(agent_tools: Sequence[Mapping[str, Any]] | None) -> Policies:
-    """Read the policies of the built-in toolset out of a session's `agent.tools`.
+def read_policies(agent_tools: Sequence[Any] | None) -> Policies:
+    """Read the policies of the built-in toolsets out of a session's `agent.tools`.
 
     A toolset that names no policy has the documented default, `always_allow`. What cannot be read stays
-    unknown, and the calls it concerns are held.
+    unknown, and the calls that it may concern are held.
     """
+    entries = [entry for entry in agent_tools or () if isinstance(entry, Mapping)]
+    toolsets = [entry for entry in entries if str(entry.get("type", "")).startswith("agent_toolset")]
+    return Policies(tuple(_toolset(toolset) for toolset in toolsets))
+
+
+def _toolset(entry: Mapping[str, Any]) -> tuple[Mapping[str, str], str]:
+    default = _policy(entry.get("default_config"), ALLOW)
+    configs = entry.get("configs")
+    if configs is None:
+        return {}, default
+    if not isinstance(configs, list | tuple):
+        return {}, UNREADABLE
     by_name: dict[str, str] = {}
-    default: str | None = None
-    for entry in agent_tools or ():
-        if not str(entry.get("type", "")).startswith("agent_toolset"):
-            continue
-        config = entry.get("default_config")
-        default = _policy(config, "always_allow")
-        configs = entry.get("configs")
-        for tool in configs if isinstance(configs, Sequence) else ():
-            name = tool.get("name") if isinstance(tool, Mapping) else None
-            if isinstance(name, str):
-                by_name[name] = _policy(tool, default)
-    return Policies(by_name, default)
+    for config in configs:
+        name = config.get("name") if isinstance(config, Mapping) else None
+        if not isinstance(name, str):
+            return {}, UNREADABLE  # it may have been about any tool
+        by_name[name] = _policy(config, default)
+    return by_name, default
 
 
 def _policy(config: object, default: str) -> str:
     if config is None:
         return default
     if not isinstance(config, Mapping):
-        return "unreadable"
+        return UNREADABLE
     policy = config.get("permission_policy")
     if policy is None:
         return default
     type_ = policy.get("type") if isinstance(policy, Mapping) else None
-    return type_ if isinstance(type_, str) else "unreadable"
+    return type_ if isinstance(type_, str) else UNREADABLE
 
 
 def judge(
@@ -100,7 +110,7 @@ def _why_held(call: Call, policies: Policies, is_required: bool) -> str | None:
         case "builtin":
             # A child thread runs another agent, whose policies RETRIEVE does not show.
             policy = policies.of(call.tool) if call.thread_id is None else None
-            if policy == "always_allow":
+            if policy == ALLOW:
                 return None
             return "unread_policy" if policy is None else "ask"
 

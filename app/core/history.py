@@ -11,6 +11,7 @@ from collections.abc import Container
 
 from app.core import events as ev
 from app.core.idle import NEUTRAL
+from app.core.ledger import Remembered
 from app.core.seen import SeenIds
 
 
@@ -25,6 +26,7 @@ class History:
         self.since = since
         self.uses: dict[str, ev.Use] = {}
         self.answers: dict[str, ev.Answer] = {}
+        self.settled: Remembered[None] = Remembered()
         self.verdicts: list[ev.Confirmation] = []
         self.interrupts: list[ev.Interrupt] = []
         self.terminated: set[str] = set()
@@ -39,6 +41,8 @@ class History:
 
     def fold(self, event: ev.AnyEvent) -> None:
         """Take in the next event in list order."""
+        if isinstance(event, ev.PreviewStart | ev.PreviewDelta):
+            return  # never persisted; if a list holds one all the same, it says nothing
         at = event.at
         if at is not None:
             self.newest_at = max(at, self.newest_at or at)
@@ -47,11 +51,13 @@ class History:
             self.trailing = event
         match event:
             case ev.BuiltinUse() | ev.CustomUse() | ev.McpUse():
-                if event.id not in self.answers:
+                if event.id not in self.answers and event.id not in self.settled:
                     self.uses.setdefault(event.id, event)
             case ev.UserToolResult() | ev.CustomToolResult() | ev.AgentToolResult() | ev.McpToolResult():
                 id_ = ev.answered_id(event)
                 is_paired = self.uses.pop(id_, None) is not None
+                if is_paired:
+                    self.settled.keep(id_, None)
                 if id_ in self._kept or not is_paired:
                     self.answers.setdefault(id_, event)
             case ev.Confirmation():
@@ -74,6 +80,11 @@ class History:
                 self.terminal = self.terminal or event
             case _:
                 pass
+
+    @property
+    def tells_wanted(self) -> bool:
+        """Whether the read showed what upstream waits for: a window need not."""
+        return self.since is None or bool(self._wanted)
 
     @property
     def wanted(self) -> frozenset[str]:

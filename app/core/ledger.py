@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from app.core.calls import Call, State
+from app.core.calls import STATES, Call, State
 from app.core.posting import Post
 from app.core.protocol import Effect, SaveCall, Withdraw
 
@@ -30,23 +30,35 @@ class Remembered(OrderedDict[str, _V]):
 
 
 class Ledger:
-    """Calls by id: `calls` are open, `over` have ended. `running` are deliveries under way here."""
+    """Calls by id: `calls` are open, `over` have ended, `foreign` are in a state that this version lacks.
+
+    `running` are deliveries under way here, `posts` the sends in the making. Foreign calls are never touched.
+    """
 
     def __init__(self, open_: Iterable[Call], over: Iterable[Call]) -> None:
-        self.calls: dict[str, Call] = {call.id: call for call in open_}
+        self.calls: dict[str, Call] = {}
+        self.foreign: dict[str, Call] = {}
+        for call in open_:
+            (self.calls if call.state in STATES else self.foreign)[call.id] = call
         self.over: Remembered[Call] = Remembered()
         for call in over:
             self.over.keep(call.id, call)
         self.running: set[str] = set()
         self.posts: dict[str, Post] = {}
         self.effects: list[Effect] = []
+        self._number = 0
 
     def find(self, call_id: str) -> Call | None:
         """The call, open or over, or None."""
-        return self.calls.get(call_id) or self.over.get(call_id)
+        return self.calls.get(call_id) or self.over.get(call_id) or self.foreign.get(call_id)
 
     def emit(self, *effects: Effect) -> None:
         self.effects.extend(effects)
+
+    def next_number(self) -> int:
+        """A number that no send or look of this run has had."""
+        self._number += 1
+        return self._number
 
     def take(self) -> list[Effect]:
         """The effects since this was last asked."""

@@ -30,6 +30,7 @@ class Post:
 
     purpose: Literal["result", "verdict"]
     event: bytes
+    number: int = 0
     failures: int = 0
     race_tries: int = 0
     conflicts: int = 0
@@ -133,9 +134,7 @@ def after_send(post: Post, call: Call, failure: Failure, now: float) -> AfterSen
             return Again(backoff_s(post.race_tries, start_s=RECONNECT_START_S, cap_s=RECONNECT_CAP_S))
         post.looking_for = failure
         return LookFirst(rounds=1, retrieve=_may_be_over(failure))
-    post.failures += 1
-    post.failing_since = now if post.failing_since is None else post.failing_since
-    post.is_degraded = now - post.failing_since >= DEGRADED_AFTER_S
+    _count_failure(post, now)
     if failure.reach == "unsent":
         return Again(post.delay_s(), failure.retry_after_s)
     post.looking_for = failure
@@ -143,11 +142,13 @@ def after_send(post: Post, call: Call, failure: Failure, now: float) -> AfterSen
     return LookFirst(rounds=LOOK_ROUNDS, retrieve=failure.status == 409)
 
 
-def after_look(post: Post, call: Call, findings: Findings | None) -> AfterLook:
+def after_look(
+    post: Post, call: Call, findings: Findings | None, now: float, primary_thread_id: str | None
+) -> AfterLook:
     """Rule on what history showed after a send whose outcome is unknown or refused."""
     failure = post.looking_for or Failure("unknown")
     if findings is None:
-        post.failures += 1
+        _count_failure(post, now)
         return LookFirst(LOOK_ROUNDS, retrieve=_may_be_over(failure), after_s=post.delay_s())
     if findings.answers:
         is_ours = call.result is not None and any(is_same_result(a, call.result) for a in findings.answers)
@@ -155,7 +156,7 @@ def after_look(post: Post, call: Call, findings: Findings | None) -> AfterLook:
     if post.purpose == "verdict" and findings.verdicts:
         denies = [v for v in findings.verdicts if v.result != "allow"]
         return Verdict((denies or list(findings.verdicts))[0])
-    if covers(findings.interrupts, call, None):
+    if covers(findings.interrupts, call, primary_thread_id):
         return Settle("interrupted")
     if call.thread_id is not None and call.thread_id in findings.terminated_threads:
         return Settle("thread_terminated")
@@ -169,13 +170,16 @@ def after_look(post: Post, call: Call, findings: Findings | None) -> AfterLook:
 
 
 def covers(interrupts: tuple[ev.Interrupt, ...], call: Call, primary_thread_id: str | None) -> bool:
-    """Whether one of these interrupts settles the call: processed, of its scope, and not before it."""
+    """Whether one of these interrupts settles the call: processed, of its scope, and not before it.
+
+    One that came before upstream asked for the call again does not.
+    """
     called_at = ev.seconds(call.processed_at)
     if called_at is None:
         return False
     for interrupt in interrupts:
         at = interrupt.at
-        if at is None or called_at > at:
+        if at is None or called_at > at or (call.asked_at is not None and at <= call.asked_at):
             continue
         scope = interrupt.session_thread_id
         if scope is None or scope == call.thread_id:
@@ -196,6 +200,12 @@ def is_about_content(failure: Failure) -> bool:
     if failure.status == 413:
         return True
     return failure.status in (400, 422) and "content" in failure.message.lower()
+
+
+def _count_failure(post: Post, now: float) -> None:
+    post.failures += 1
+    post.failing_since = now if post.failing_since is None else post.failing_since
+    post.is_degraded = now - post.failing_since >= DEGRADED_AFTER_S
 
 
 def _may_be_over(failure: Failure) -> bool:

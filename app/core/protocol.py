@@ -137,9 +137,10 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """One page of the history read that is under way, in list order."""
+    """One page of a history read, in list order. `number` is that of its `ReadHistory`."""
 
     events: Sequence[AnyEvent]
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class HistoryRead:
     """The last page was read. `known` are stored calls among `SessionMachine.to_recall`, in any state."""
 
     known: Mapping[str, Call] = field(default_factory=dict)
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +156,12 @@ class HistoryFailed:
     """The history read broke off."""
 
     failure: Failure
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The stream delivered an event."""
+    """The stream delivered an event. None is told before the connection's first history read has ended."""
 
     event: AnyEvent
 
@@ -211,18 +214,20 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A send ended: accepted when `failure` is None."""
+    """A send ended: accepted when `failure` is None. `number` is that of its `Send`."""
 
     call_id: str
     failure: Failure | None = None
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A look at history ended; `findings` is None when it could not be read."""
+    """A look at history ended; `findings` is None when it could not be read. `number` is its `Look`'s."""
 
     call_id: str
     findings: Findings | None
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +309,16 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send one client event upstream, after a jittered wait; report with `Sent`."""
+    """Send one client event upstream, after a jittered wait; report with `Sent`.
+
+    `number` tells apart the sends of one call: one that was withdrawn too late still reports.
+    """
 
     call_id: str
     event: bytes
     after_s: float = 0.0
     floor_s: float | None = None
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +341,7 @@ class Look:
     rounds: int = 1
     retrieve: bool = False
     after_s: float = 0.0
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,11 +365,15 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class ReadHistory:
-    """Read the history from `since` (seconds since 1970, inclusive; None: from the first event)."""
+    """Read the history from `since` (seconds since 1970, inclusive; None: from the first event).
+
+    At most one read runs: a new one takes the place of the one before, which `number` tells apart.
+    """
 
     since: float | None
     after_s: float = 0.0
     floor_s: float | None = None
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Router:
         self._sends = sends
         self.tools = tools
         self._verdicts: Remembered[Decision] = Remembered()
-        self._answered: Remembered[None] = Remembered()
+        self._answered: Remembered[bool] = Remembered()  # whether history listed the call with its answer
         self._mcp: Remembered[Call] = Remembered()
         self._terminated: set[str] = set()
         self._interrupts: list[ev.Interrupt] = []
@@ -55,18 +55,10 @@ class Router:
         """Take in a call; one that is known is left as it is."""
         if self._ledger.find(use.id) is not None:
             return
-        call = Call(
-            id=use.id,
-            kind=ev.kind(use),
-            tool=use.name,
-            input=bytes(use.input),
-            state="queued",
-            thread_id=use.session_thread_id,
-            processed_at=use.processed_at,
-            permission=use.evaluated_permission,
-        )
+        call = _call(use)
         if call.id in self._answered:
-            if call.kind != "mcp":
+            # One that history listed with its answer never was ours to look after.
+            if not self._answered[call.id] and call.kind != "mcp":
                 self._ledger.finish(call, "answered_elsewhere")
         elif call.thread_id is not None and call.thread_id in self._terminated:
             self._ledger.finish(call, "thread_terminated")
@@ -83,7 +75,8 @@ class Router:
         )
         call = replace(call, gate=gate, decision=verdict or call.decision)
         if ruling == "deny":
-            self._ledger.finish(replace(call, decision=verdict or _POLICY_DENY), "denied")
+            is_verdict = verdict is not None and verdict.result == "deny"
+            self._ledger.finish(replace(call, decision=verdict if is_verdict else _POLICY_DENY), "denied")
         elif ruling == "hold":
             self._ledger.save(call, "held")
             self.needs_policies |= gate is not None and gate.reason == "unread_policy"
@@ -117,23 +110,34 @@ class Router:
     # ---- out to the webhook and back
 
     def fill_slots(self) -> None:
-        """Dispatch waiting calls, oldest first, while a slot is free."""
+        """While slots last: take up deliveries of an earlier run, then waiting calls, oldest first."""
+        while self._orphans and not self._is_full():
+            call = self._ledger.calls.get(self._orphans[0])
+            if call is not None and call.id in self._unread:
+                break
+            del self._orphans[0]
+            if call is not None and call.state == "dispatched" and call.id not in self._ledger.running:
+                self._redeliver(call)
         for call in [c for c in self._ledger.calls.values() if c.state == "queued"]:
             if self._is_full():
                 return
             if call.id in self._unread:
                 continue
             tool = self._tool(call)
-            if tool is None:
-                self._ledger.save(call, "unowned")
+            is_gated = tool is not None and tool_gate(tool) is not None and call.confirmation != "allow"
+            if tool is None or not tool.enabled or is_gated:
+                self._admit(call)  # the registration changed while it waited
             else:
                 self._deliver(call, tool)
 
     def _is_full(self) -> bool:
-        if self.is_stopping or len(self._ledger.running) >= self.settings.concurrency:
+        calls = self._ledger.calls.values()
+        # A delivery of an earlier run may still be under way elsewhere, unless it is known not to be.
+        dispatched = {call.id for call in calls if call.state == "dispatched"}
+        busy = self._ledger.running | dispatched.difference(self._orphans)
+        if self.is_stopping or len(busy) >= self.settings.concurrency:
             return True
         # One at a time means strict order: the next call starts once this one's post was attempted.
-        calls = self._ledger.calls.values()
         return self.settings.concurrency == 1 and any(self._sends.is_on_its_way(call) for call in calls)
 
     def _deliver(self, call: Call, tool: Tool) -> None:
@@ -163,11 +167,7 @@ class Router:
 
     def orphaned(self, call_id: str) -> None:
         """A delivery of an earlier run will not report any more."""
-        call = self._ledger.calls.get(call_id)
-        if call_id in self._unread:
-            self._orphans.append(call_id)
-        elif call is not None and call.state == "dispatched" and call_id not in self._ledger.running:
-            self._redeliver(call)
+        self._orphans.append(call_id)
 
     def _redeliver(self, call: Call) -> None:
         tool = self._tool(call)
@@ -191,6 +191,8 @@ class Router:
             known = self._ledger.find(call_id)
             state = known.state if known else "unknown to this session"
             self._ledger.emit(RefuseDecision(call_id, decision.id or "", f"The call is {state}."))
+        elif call.decision is not None and call.decision.status == "sending":
+            self._ledger.emit(RefuseDecision(call_id, decision.id or "", "Another decision is on its way."))
         elif call.gate.by == "upstream":
             self._sends.rule(call, decision)
         else:
@@ -229,6 +231,8 @@ class Router:
         standing = call.decision
         if standing is not None and standing.result == result and standing.status == "sending":
             decision = replace(standing, status="accepted")
+        if call.state == "held" and call.gate is not None and call.gate.reason == "outcome_unknown":
+            return  # it released the delivery whose outcome is unknown; to repeat that is another question
         if call.state == "held":
             self._ledger.withdraw(call_id)
             self.ruled(call, decision)
@@ -237,6 +241,9 @@ class Router:
                 self._ledger.finish(replace(call, decision=decision), "denied")
             elif standing is None:
                 self._ledger.save(replace(call, decision=decision), call.state)
+        elif result == "deny" and call.detail is None:
+            detail = "A deny arrived after the delivery had started."
+            self._ledger.save(replace(call, detail=detail), call.state)
 
     # ---- what cuts a call short
 
@@ -247,11 +254,21 @@ class Router:
         call = self._ledger.calls.get(call_id)
         if call is None:
             if call_id not in self._ledger.over:
-                self._answered.keep(call_id, None)
+                self._answered.keep(call_id, self._answered.get(call_id, False))
         elif call.state == "posting":
             self._sends.seen(call, answer)
         else:
             self._ledger.finish(call, "answered_elsewhere")
+
+    def settled(self, call_id: str) -> None:
+        """History showed a call together with its answer."""
+        if self._ledger.find(call_id) is None:
+            self._answered.keep(call_id, True)
+
+    def adopt(self, call: Call) -> None:
+        """Take in an open call that the store held and memory did not."""
+        self._ledger.calls[call.id] = call
+        self._unread.add(call.id)
 
     def interrupt(self, interrupt: ev.Interrupt) -> None:
         """Somebody interrupted: a processed interrupt settles the earlier calls of its scope."""
@@ -270,20 +287,22 @@ class Router:
         """A thread takes no more input: its calls are over, whatever they were about to get."""
         self._terminated.add(thread_id)
         for call in list(self._ledger.calls.values()):
-            if call.thread_id == thread_id:
+            if call.thread_id == thread_id and not self._sends.is_on_its_way(call):
                 self._ledger.finish(call, "thread_terminated")
 
     def lose(self, use: ev.Use) -> None:
         """Record a call of a session that was over before it could start."""
-        self.route(use)
-        call = self._ledger.calls.get(use.id)
-        if call is not None:
-            self._ledger.finish(call, "session_ended")
+        is_known = self._ledger.find(use.id) is not None or use.id in self._answered
+        if not is_known and not isinstance(use, ev.McpUse):
+            self._ledger.finish(_call(use), "session_ended")
 
     # ---- what upstream waits for
 
-    def want(self, call_ids: Iterable[str]) -> tuple[str, ...]:
-        """Upstream, or a person, named calls that must be waiting; return those that nobody knows."""
+    def want(self, call_ids: Iterable[str], at: float | None = None) -> tuple[str, ...]:
+        """Upstream, or a person, named calls that must be waiting; return those that nobody knows.
+
+        `at` is when upstream did, in seconds since 1970.
+        """
         unknown: list[str] = []
         for call_id in call_ids:
             call, ended = self._ledger.calls.get(call_id), self._ledger.over.get(call_id)
@@ -293,8 +312,8 @@ class Router:
                 self._require(call)
             elif ended is not None:
                 if ended.state == "interrupted" and call_id in self.wanted:
-                    self._revive(ended)
-            elif call_id not in self._answered:
+                    self._revive(replace(ended, asked_at=at))
+            elif call_id not in self._answered and call_id not in self._ledger.foreign:
                 unknown.append(call_id)
         return tuple(unknown)
 
@@ -310,11 +329,14 @@ class Router:
         """Upstream asks again for a call that an interrupt had closed: back to where it was."""
         del self._ledger.over[call.id]
         if call.result is not None:
-            self._sends.answer(call, call.result)
+            # A send from before the interrupt may still be under way.
+            self._sends.resume(self._ledger.save(call, "posting"))
         elif call.attempts > 0:
             call = self._ledger.save(call, "dispatched")
             if call.id not in self._ledger.running:
-                self._redeliver(call)
+                self._orphans.append(call.id)
+        elif call.decision is not None and call.decision.status == "sending":
+            self._sends.resume(self._ledger.save(call, "held"))
         elif call.confirmation == "allow":
             self._admit(call)
         else:
@@ -327,7 +349,9 @@ class Router:
         self.tools = tools
         for call in list(self._ledger.calls.values()):
             is_owned = self._tool(call) is not None
-            is_held_by_us = call.state == "held" and call.gate is not None and call.gate.by == "tool"
+            is_held_by_us = call.state == "held" and call.gate is not None and call.gate.reason == "tool_asks"
+            if call.id in self._unread:
+                continue
             if call.state == "unowned" and is_owned:
                 self._admit(call)
             elif (call.state == "queued" or is_held_by_us) and not is_owned:
@@ -343,7 +367,7 @@ class Router:
 
     def resume(self, unfinished: Collection[Call]) -> None:
         """History was read once: take up what an earlier run left half done."""
-        if not self._unread and not self._orphans:
+        if not self._unread:
             return
         self._unread.clear()
         for call in unfinished:
@@ -354,6 +378,18 @@ class Router:
                 self._sends.answer(call, call.result)
             elif call.state == "posting" or (call.state == "held" and is_ruled):
                 self._sends.resume(call)
-        orphans, self._orphans = self._orphans, []
-        for call_id in orphans:
-            self.orphaned(call_id)
+            elif call.state == "unowned" and self._tool(call) is not None:
+                self._admit(call)  # its tool was registered while nobody served the session
+
+
+def _call(use: ev.Use) -> Call:
+    return Call(
+        id=use.id,
+        kind=ev.kind(use),
+        tool=use.name,
+        input=bytes(use.input),
+        state="queued",
+        thread_id=use.session_thread_id,
+        processed_at=use.processed_at,
+        permission=use.evaluated_permission,
+    )

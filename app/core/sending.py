@@ -12,7 +12,7 @@ from app.core.calls import Call, Decision, Result
 from app.core.events import Answer, Confirmation
 from app.core.ledger import Ledger
 from app.core.outgoing import error_result, is_same_result, result_event, verdict_event
-from app.core.protocol import EndReason, Failure, Findings, Look, Send
+from app.core.protocol import EndReason, Failure, Look, Looked, Send, Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,13 @@ class Sends:
         post.event = self._event(call, post)
         post.looking_for = Failure("unknown", message="the service stopped during the send")
         self._ledger.posts[call.id] = post
-        self._look(call, posting.LookFirst(posting.LOOK_ROUNDS, retrieve=False))
+        self._look(call, post, posting.LookFirst(posting.LOOK_ROUNDS, retrieve=False))
 
-    def sent(self, call_id: str, failure: Failure | None, now: float, *, is_interrupted: bool) -> Outcome:
+    def sent(self, notice: Sent, now: float, *, is_interrupted: bool) -> Outcome:
         """A send ended. `is_interrupted` says that an interrupt covers the call by now."""
+        call_id, failure = notice.call_id, notice.failure
         post, call = self._ledger.posts.get(call_id), self._ledger.calls.get(call_id)
-        if post is None or call is None:
+        if post is None or call is None or post.number != notice.number:
             return None
         post.is_in_flight = False
         if failure is None:
@@ -86,20 +87,24 @@ class Sends:
             return self._after_send(call, post, failure, now)
         return None
 
-    def looked(self, call_id: str, findings: Findings | None) -> Outcome:
+    def looked(self, notice: Looked, now: float, primary_thread_id: str | None) -> Outcome:
         """A look at history ended."""
+        call_id = notice.call_id
         post, call = self._ledger.posts.get(call_id), self._ledger.calls.get(call_id)
-        if post is None or call is None or post.is_in_flight:
+        if post is None or call is None or post.number != notice.number:
             return None
-        step = posting.after_look(post, call, findings)
+        step = posting.after_look(post, call, notice.findings, now, primary_thread_id)
         match step:
+            case posting.Substitute() | posting.Refused() if self.is_session_over:
+                self._ledger.finish(call, "session_ended")
             case posting.Again():
                 self._send(call, post, step.after_s, step.floor_s)
             case posting.LookFirst():
-                self._look(call, step)
+                self._look(call, post, step)
             case posting.Settle():
-                is_posted = step.state == "posted"
-                self._ledger.finish(replace(call, posted=is_posted), step.state)
+                if step.state == "posted":
+                    return self._accepted(call, post)
+                self._ledger.finish(call, step.state)
             case posting.Verdict():
                 del self._ledger.posts[call_id]
                 return step.confirmation
@@ -137,8 +142,9 @@ class Sends:
                 post.event = self._event(call, post)
                 self._send(call, post)
             case posting.LookFirst():
-                self._look(call, step)
+                self._look(call, post, step)
             case posting.Unauthorized():
+                del self._ledger.posts[call.id]
                 if post.purpose == "result":
                     self._ledger.save(call, "answered")
                 return Over("auth_failed", step.message)
@@ -176,13 +182,14 @@ class Sends:
     def _send(
         self, call: Call, post: posting.Post, after_s: float = 0.0, floor_s: float | None = None
     ) -> None:
-        post.is_in_flight = True
+        post.is_in_flight, post.number = True, self._ledger.next_number()
         self._ledger.posts[call.id] = post
-        self._ledger.emit(Send(call.id, post.event, after_s, floor_s))
+        self._ledger.emit(Send(call.id, post.event, after_s, floor_s, post.number))
 
-    def _look(self, call: Call, step: posting.LookFirst) -> None:
+    def _look(self, call: Call, post: posting.Post, step: posting.LookFirst) -> None:
+        post.number = self._ledger.next_number()
         since = posting.look_since(call)
-        self._ledger.emit(Look(call.id, since, step.rounds, step.retrieve, step.after_s))
+        self._ledger.emit(Look(call.id, since, step.rounds, step.retrieve, step.after_s, post.number))
 
     def _event(self, call: Call, post: posting.Post) -> bytes:
         if post.purpose == "verdict":

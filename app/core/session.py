@@ -13,11 +13,11 @@ from typing import Final, Literal, assert_never
 
 from app.core import events as ev
 from app.core import protocol as p
-from app.core.calls import Call
+from app.core.calls import STATES, Call
 from app.core.connection import Connection
 from app.core.gate import UNREAD, read_policies
 from app.core.history import History
-from app.core.idle import IdleClock
+from app.core.idle import NEUTRAL, IdleClock
 from app.core.ledger import Ledger
 from app.core.messages import Messages
 from app.core.routing import Router
@@ -70,6 +70,7 @@ class SessionMachine:
         self._router = Router(settings, tools, self.ledger, self._sends)
         self._router.environment = settings.environment or progress.environment
         self._router.primary_thread_id = progress.primary_thread_id
+        self._router.wanted = frozenset(progress.missing)
         self._connection = Connection(settings.max_reconnects, progress.reconnects)
         self._idle = IdleClock(settings.max_idle_s, progress.idle_id, progress.idle_deadline, is_stale=True)
         self._history: History | None = None
@@ -77,6 +78,7 @@ class SessionMachine:
         self._cursor_at = progress.cursor_at
         self._seen = SeenIds()
         self._missing: tuple[str, ...] = ()
+        self._live_at = 0.0
         self._is_retrieving = False
         self._has_started = False
         self._has_connected = progress.status != "attaching"
@@ -112,12 +114,9 @@ class SessionMachine:
                 self._opened()
             case p.StreamClosed():
                 self._closed(notice.failure, now)
-            case p.HistoryPage():
-                self._page(notice.events)
-            case p.HistoryRead():
-                self._history_read(notice.known, now)
-            case p.HistoryFailed():
-                self._history_failed(notice.failure, now)
+            case p.HistoryPage() | p.HistoryRead() | p.HistoryFailed():
+                if notice.number == self._connection.read_number:
+                    self._read_on(notice, now)
             case p.Received():
                 self._received(notice.event, now)
             case p.ToolsChanged():
@@ -135,10 +134,9 @@ class SessionMachine:
             case p.Sent():
                 call = self.ledger.calls.get(notice.call_id)
                 is_interrupted = call is not None and self._router.is_interrupted(call)
-                outcome = self._sends.sent(notice.call_id, notice.failure, now, is_interrupted=is_interrupted)
-                self._conclude(outcome, now)
+                self._conclude(self._sends.sent(notice, now, is_interrupted=is_interrupted), now)
             case p.Looked():
-                self._conclude(self._sends.looked(notice.call_id, notice.findings), now)
+                self._conclude(self._sends.looked(notice, now, self._router.primary_thread_id), now)
             case p.DetachRequested():
                 self._end("detached", now=now)
             case p.Stopping():
@@ -199,7 +197,7 @@ class SessionMachine:
     @property
     def _is_blocked(self) -> bool:
         """Every open call is unfinished business: held, ours, or left for another client."""
-        return bool(self.ledger.calls)
+        return bool(self.ledger.calls or self.ledger.foreign)
 
     # ---- connection
 
@@ -224,6 +222,8 @@ class SessionMachine:
             self.ledger.emit(p.Retrieve())
 
     def _opened(self) -> None:
+        if self._ending is not None:
+            return
         self._has_connected = True
         self.messages.connected()
         self._begin_read(self._connection.opened(self._cursor_at))
@@ -231,9 +231,10 @@ class SessionMachine:
     def _closed(self, failure: p.Failure | None, now: float) -> None:
         if self._ending is not None:
             return
-        self._history = None
+        if self._connection.is_open:
+            self._history = None
         self._idle.disconnected()
-        for effect in self._connection.closed(failure):
+        for effect in self._connection.closed(failure, now):
             match effect:
                 case p.End():
                     is_gone = effect.reason == "session_gone"
@@ -253,8 +254,17 @@ class SessionMachine:
         """Read the history on the live connection; at most one read runs at a time."""
         if self._connection.is_reading:
             self._is_full_read_wanted = True
-        elif self._connection.is_open and not self._connection.is_degraded:
+        elif not self._connection.is_degraded:
             self._begin_read(self._connection.read(self._cursor_at, full=full))
+
+    def _read_on(self, notice: p.HistoryPage | p.HistoryRead | p.HistoryFailed, now: float) -> None:
+        match notice:
+            case p.HistoryPage():
+                self._page(notice.events)
+            case p.HistoryRead():
+                self._history_read(notice.known, now)
+            case p.HistoryFailed():
+                self._history_failed(notice.failure, now)
 
     def _page(self, events: Iterable[ev.AnyEvent]) -> None:
         if self._history is None:
@@ -273,6 +283,10 @@ class SessionMachine:
         for call in known.values():
             if call.is_over:
                 self.ledger.over.keep(call.id, call)
+            elif call.state not in STATES:
+                self.ledger.foreign[call.id] = call
+            else:
+                self._router.adopt(call)
         unfinished = tuple(self.ledger.calls.values())
         self._apply_facts(history)
         if history.terminal is not None:
@@ -280,10 +294,11 @@ class SessionMachine:
                 self._router.lose(use)
             self._terminal(history.terminal, now)
             return
-        self._router.wanted = history.wanted
+        if history.tells_wanted:
+            self._router.wanted = history.wanted
         for use in history.uses.values():
             self._router.route(use)
-        self._missing = self._router.want(history.wanted)[:MISSING_MAX]
+        self._missing = self._router.want(self._router.wanted, history.newest_at)[:MISSING_MAX]
         if self._missing and history.since is not None:
             self._is_full_read_wanted, self._missing = True, ()
         self._observe_history(history, now)
@@ -294,12 +309,14 @@ class SessionMachine:
 
     def _observe_history(self, history: History, now: float) -> None:
         trailing = history.trailing
+        if trailing is not None and trailing.at is not None and trailing.at < self._live_at:
+            trailing = None  # the list was made before what came live since
         is_news = trailing is not None and trailing.id not in self._seen
-        if self._idle.is_stale or is_news:
+        if self._connection.is_open and (self._idle.is_stale or is_news):
             self._idle.observe_history(trailing, now, is_blocked=self._is_blocked)
         self._seen.merge(history.recent)
         if history.newest_at is not None:
-            self._advance(history.newest_at)
+            self._cursor_at = max(history.newest_at, self._cursor_at or history.newest_at)
 
     def _history_failed(self, failure: p.Failure, now: float) -> None:
         history, self._history = self._history, None
@@ -323,6 +340,8 @@ class SessionMachine:
             self._router.verdict(confirmation)
         for answer in history.answers.values():
             self._router.answer(answer)
+        for call_id in history.settled:
+            self._router.settled(call_id)
 
     # ---- live events
 
@@ -349,10 +368,10 @@ class SessionMachine:
                     self._router.thread_terminated(event.session_thread_id)
             case ev.Idle():
                 self._router.wanted, self._missing = frozenset(event.wanted), ()
-                self._look_for(event.wanted)
+                self._look_for(event.wanted, event.at)
             case ev.ThreadIdle():
                 self._router.wanted |= set(event.wanted)
-                self._look_for(event.wanted)
+                self._look_for(event.wanted, event.at)
             case ev.Terminated() | ev.Deleted():
                 self._terminal(event, now)
                 return
@@ -366,6 +385,8 @@ class SessionMachine:
                 assert_never(event)
         self._idle.observe(event, now, is_blocked=self._is_blocked)
         if event.at is not None:
+            if not isinstance(event, NEUTRAL):
+                self._live_at = max(self._live_at, event.at)
             self._seen.note(event.id, event.at)
             self._advance(event.at)
 
@@ -375,8 +396,8 @@ class SessionMachine:
         Either it was handled by its id, or it lies before the window that reads overlap: some servers replay
         the whole history on each connect, and its calls were all judged with their answers at hand.
         """
-        if event.at is None:
-            return False
+        if event.at is None or (isinstance(event, ev.Idle | ev.ThreadIdle) and event.wanted):
+            return False  # upstream waits for us: asking twice costs nothing
         if event.id in self._seen:
             return True
         is_settled = self._connection.is_covered and self._cursor_at is not None
@@ -387,9 +408,12 @@ class SessionMachine:
         if self._connection.is_covered:
             self._cursor_at = max(at, self._cursor_at or at)
 
-    def _look_for(self, call_ids: Iterable[str]) -> None:
+    def _look_for(self, call_ids: Iterable[str], at: float | None = None) -> None:
         """Named calls that nobody knows: an event was lost, or came before us; history has it."""
-        if self._router.want(call_ids):
+        unknown = self._router.want(call_ids, at)
+        if unknown and self._connection.is_degraded:
+            self._missing = tuple(id_ for id_ in unknown if id_ in self._router.wanted)[:MISSING_MAX]
+        elif unknown:
             self._read(full=False)
 
     def _conclude(self, outcome: Outcome, now: float) -> None:
@@ -421,7 +445,7 @@ class SessionMachine:
         if self._idle.is_expired(now):
             self._end("idle", now=now)
         elif self._connection.sweep_at is not None and now >= self._connection.sweep_at:
-            if self._router.policies is UNREAD:
+            if self._router.policies == UNREAD:
                 self._retrieve()
             self._read(full=False)
 

@@ -134,6 +134,7 @@ class Life:
         self.now = 0.0
         self.effects: list[p.Effect] = []
         self.calls: dict[str, Call] = {}
+        self._numbers: dict[tuple[type, str], int] = {}
         registry = {tool.name: tool for tool in tools}
         self.machine = SessionMachine(p.Settings(max_idle_s=max_idle_s, **settings), registry, stored)
         self.facts = p.SessionFacts(False, agent_tools, environment)  # type: ignore[arg-type]
@@ -146,6 +147,8 @@ class Life:
     def _take(self, effects: list[p.Effect]) -> list[p.Effect]:
         self.effects += effects
         for effect in effects:
+            if isinstance(effect, p.ReadHistory | p.Send | p.Look):
+                self._numbers[type(effect), getattr(effect, "call_id", "")] = effect.number
             if isinstance(effect, p.SaveCall):
                 self.calls[effect.call.id] = effect.call
         return effects
@@ -159,13 +162,13 @@ class Life:
         return self.notice(p.StreamOpened())
 
     def page(self, *events: Any) -> list[p.Effect]:
-        return self.notice(p.HistoryPage(events))
+        return self.notice(p.HistoryPage(events, self._last(p.ReadHistory)))
 
     def read(self, *known: Call) -> list[p.Effect]:
-        return self.notice(p.HistoryRead({call.id: call for call in known}))
+        return self.notice(p.HistoryRead({call.id: call for call in known}, self._last(p.ReadHistory)))
 
     def read_failed(self, failure: p.Failure | None = None) -> list[p.Effect]:
-        return self.notice(p.HistoryFailed(failure or unknown(500)))
+        return self.notice(p.HistoryFailed(failure or unknown(500), self._last(p.ReadHistory)))
 
     def closed(self, failure: p.Failure | None = None) -> list[p.Effect]:
         return self.notice(p.StreamClosed(failure))
@@ -186,6 +189,10 @@ class Life:
         self.read()
         return self
 
+    def _last(self, kind: type[Any], call_id: str = "") -> int:
+        """The number of the last effect of this kind; 0 if there was none."""
+        return self._numbers.get((kind, call_id), 0)
+
     # ---- what happens
 
     def receive(self, *events: Any) -> list[p.Effect]:
@@ -200,13 +207,17 @@ class Life:
         attempts = self.calls[call_id].attempts
         return self.notice(p.Delivered(call_id, outcome, attempts, outcome_unknown=unknown))
 
-    def sent(self, call_id: str, failure: p.Failure | None = None) -> list[p.Effect]:
-        return self.notice(p.Sent(call_id, failure))
+    def sent(
+        self, call_id: str, failure: p.Failure | None = None, *, number: int | None = None
+    ) -> list[p.Effect]:
+        """The call's last send ended, or the one of this number."""
+        return self.notice(p.Sent(call_id, failure, number or self._last(p.Send, call_id)))
 
     def looked(
         self, call_id: str, findings: p.Findings | None = None, *, failed: bool = False
     ) -> list[p.Effect]:
-        return self.notice(p.Looked(call_id, None if failed else findings or p.Findings()))
+        found = None if failed else findings or p.Findings()
+        return self.notice(p.Looked(call_id, found, self._last(p.Look, call_id)))
 
     def answer(self, call_id: str, value: str = "ok") -> None:
         """The webhook answered and upstream took the result."""
