@@ -1,2 +1,3 @@
 """Bascule: a bridge between Claude Managed Agents sessions and tools behind webhooks."""
 
+__version__ = "0.1.0"

@@ -46,16 +46,17 @@ UPSTREAM_REFUSED: Final = _FRAMING | {
     "x-api-key",
     "x-stainless-helper",
 }
-"""Names that requests to upstream never take from an attachment, beside every `anthropic-…` one."""
+"""Names that requests to upstream never take from an attachment, beside other `anthropic-…` ones."""
 
-WEBHOOK_REFUSED: Final = _FRAMING | {"traceparent", "tracestate", "user-agent"}
+WEBHOOK_REFUSED: Final = _FRAMING | {"accept", "traceparent", "tracestate", "user-agent"}
 """Names that deliveries never take from a tool, beside every `webhook-…` and `bascule-…` one."""
 
 
 def is_refused_upstream(name: str) -> bool:
     """Whether an attachment must not add this header: authentication, beta, version, framing."""
     name = _folded(name)
-    return name in UPSTREAM_REFUSED or name.startswith("anthropic-")
+    is_reserved = name.startswith("anthropic-") and name != "anthropic-workspace-id"
+    return is_reserved or name in UPSTREAM_REFUSED
 
 
 def is_refused_webhook(name: str) -> bool:

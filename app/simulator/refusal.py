@@ -20,7 +20,7 @@ ERROR_TYPE_OF_STATUS = {
 }
 
 
-class Refused(Exception):  # noqa: N818
+class Refused(Exception):
     """A request that is answered with an error and changes nothing."""
 
     def __init__(

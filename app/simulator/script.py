@@ -58,7 +58,7 @@ _NAME = re.compile(r"\$\{(\w+)\.(\w+)\}")
 _Value = TypeVar("_Value")
 
 
-class BadScript(ValueError):  # noqa: N818
+class BadScript(ValueError):
     """A scenario that cannot be played; the text names the place."""
 
 

@@ -191,14 +191,14 @@ decisions = Table(
     _now("decided_at"),
     PrimaryKeyConstraint("tenant", "id"),
     Index(None, "tenant", "session_id", "call_id"),
-    # One decision stands per call; a refused one makes room for the next.
+    # One decision stands per call; a refused or spent one makes room for the next.
     Index(
         "uq_decisions_standing",
         "tenant",
         "session_id",
         "call_id",
         unique=True,
-        postgresql_where=text("status <> 'refused'"),
+        postgresql_where=text("status in ('accepted', 'sending')"),
     ),
 )
 
@@ -212,6 +212,7 @@ deliveries = Table(
     Column("replica_id", Text, nullable=False),
     Column("tool", Text, nullable=False),
     _now("started_at"),
+    Column("deadline_at", DateTime(timezone=True), nullable=False, comment="when it cannot report any more"),
     Column("finished_at", DateTime(timezone=True)),
     Column("http_status", Integer),
     Column("code", Text, comment="a code of the closed set in docs/errors.md, null when a result was read"),

@@ -5,47 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal
+
+from app import __version__
+from app.core.headers import is_refused_upstream, is_well_formed
 
 API_VERSION: Final = "2023-06-01"
 BETA: Final = "managed-agents-2026-04-01"
 HELPER_HEADER: Final = "x-stainless-helper"
 """The header by which upstream's own clients say which helper made a request; we name our runner in it."""
 HELPER: Final = "bascule-runner"
-HEADER_CHARS_MAX: Final = 8192
-"""A pass-through header's name and value together may not be longer."""
-
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _SECRET: Final = re.compile(r"[\x21-\x7e]+")
-_OURS: Final = frozenset(
-    {
-        "authorization",
-        "x-api-key",
-        "cookie",
-        "proxy-authorization",
-        "anthropic-beta",
-        "anthropic-version",
-        HELPER_HEADER,
-        "user-agent",
-        "accept",
-        "accept-encoding",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "host",
-        "last-event-id",
-        "connection",
-        "expect",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +34,6 @@ class Credential:
             raise ValueError("a credential's secret is one or more visible ASCII characters")
 
 
-def refused_header(name: str) -> bool:
-    """Whether a pass-through header may not have this name.
-
-    Refused are the names that authenticate, choose the API's version or beta, frame the message or say who
-    asks, and what is no header name at all. `_` counts as `-`, as it does to servers behind a gateway.
-    """
-    return not _TOKEN.fullmatch(name) or name.lower().replace("_", "-") in _OURS
-
-
-def user_agent() -> str:
-    """The `user-agent` of all that we send: `bascule/<version>`."""
-    try:
-        return f"bascule/{version('bascule')}"
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "bascule/0"
-
-
 def request_headers(credential: Credential, extra: Mapping[str, str]) -> dict[str, str]:
     """The headers that every request of one attachment carries.
 
@@ -90,9 +43,9 @@ def request_headers(credential: Credential, extra: Mapping[str, str]) -> dict[st
     """
     headers: dict[str, str] = {}
     for name, value in extra.items():
-        if refused_header(name):
+        if is_refused_upstream(name) or not is_well_formed(name, ""):
             raise ValueError(f"header {name!r} may not be passed through")
-        if not _VALUE.fullmatch(value) or len(name) + len(value) > HEADER_CHARS_MAX:
+        if not is_well_formed(name, value):
             raise ValueError(f"the value of header {name!r} is no header value")
         headers[name] = value
     if credential.type == "api_key":
@@ -103,6 +56,6 @@ def request_headers(credential: Credential, extra: Mapping[str, str]) -> dict[st
         "anthropic-version": API_VERSION,
         "anthropic-beta": BETA,
         HELPER_HEADER: HELPER,
-        "user-agent": user_agent(),
+        "user-agent": f"bascule/{__version__}",
         "accept-encoding": "identity",
     }

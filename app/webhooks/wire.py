@@ -6,33 +6,15 @@ import base64
 import hashlib
 import hmac
 import json
-import re
 from collections.abc import Sequence
 from typing import Final
 
 from app.core.calls import Call
+from app.core.headers import is_refused_webhook, is_well_formed
 from app.core.tools import Tool
 
 CONTENT_TYPE: Final = "application/json"
 _ID_CHARS: Final = 26
-_OURS: Final = frozenset({"accept", "accept-encoding", "content-type", "traceparent", "user-agent"})
-_FRAMING: Final = frozenset(
-    {
-        "connection",
-        "content-encoding",
-        "content-length",
-        "expect",
-        "host",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_PREFIXES: Final = ("webhook-", "bascule-", "proxy-")
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
-_VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]{0,8192}")
 
 
 def webhook_id(tenant: str, session_id: str, call_id: str) -> str:
@@ -76,13 +58,6 @@ def sign(secrets: Sequence[bytes], webhook_id: str, timestamp_s: int, body: byte
     )
 
 
-def is_header_free(name: str, value: str) -> bool:
-    """Whether a tool may set this header: well-formed, and neither ours nor the transport's."""
-    lower = name.lower()
-    is_reserved = lower in _OURS or lower in _FRAMING or lower.startswith(_PREFIXES)
-    return not is_reserved and bool(_TOKEN.fullmatch(name)) and bool(_VALUE.fullmatch(value))
-
-
 def headers(
     tool: Tool,
     *,
@@ -97,9 +72,13 @@ def headers(
     """The headers of one attempt.
 
     `timestamp_s` and `deadline_s` are in seconds since 1970. The tool's own headers come first and
-    never replace ours; those that are not free (see `is_header_free`) are left out.
+    never replace ours: those that may not be set are left out.
     """
-    fields = {name: value for name, value in tool.headers if is_header_free(name, value)}
+    fields = {
+        name: value
+        for name, value in tool.headers
+        if is_well_formed(name, value) and not is_refused_webhook(name)
+    }
     return fields | {
         "content-type": CONTENT_TYPE,
         "accept": "application/json, text/plain",

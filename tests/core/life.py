@@ -33,7 +33,7 @@ def stamp(at: float) -> str:
     return datetime.fromtimestamp(T0 + at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def event(type_: str, id: str | None = None, *, at: float | None | str = "next", **fields: Any) -> Any:
+def event(type_: str, id: str | None = None, *, at: float | str | None = "next", **fields: Any) -> Any:
     """An event as the wire carries it. `at` is in seconds after T0; None leaves it queued.
 
     Without `at`, events are a second apart in the order in which the test makes them.
@@ -155,7 +155,7 @@ class Life:
 
     # ---- connecting
 
-    def retrieved(self, facts: p.SessionFacts | None | str = "default") -> list[p.Effect]:
+    def retrieved(self, facts: p.SessionFacts | str | None = "default") -> list[p.Effect]:
         return self.notice(p.Retrieved(self.facts if facts == "default" else facts))  # type: ignore[arg-type]
 
     def opened(self) -> list[p.Effect]:

@@ -1,0 +1,195 @@
+"""The command line: `bascule`, or `python -m app`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+
+from app.settings import Settings, SettingsError, read_settings
+
+REQUEST_LIMIT_S = 30.0
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Forwards tool calls of Claude Managed Agents sessions to webhooks.",
+)
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of a running service.")
+app.add_typer(keys, name="keys")
+
+Url = Annotated[str, typer.Option(envvar="BASCULE_URL", help="Where the service listens.")]
+AdminKey = Annotated[
+    str | None,
+    typer.Option("--key", envvar="BASCULE_ADMIN_KEY", help="By default the one in BASCULE_DATA_DIR."),
+]
+Tenant = Annotated[str | None, typer.Option(help="Another tenant than the key's own.")]
+
+
+@app.command()
+def serve() -> None:
+    """Run the service, with an embedded PostgreSQL unless BASCULE_DATABASE_URL is set."""
+    from app import serve as serving
+
+    settings = _settings()
+    try:
+        serving.serve(settings, os.environ)
+    except serving.CannotServeError as error:
+        _stop(str(error))
+
+
+@app.command()
+def migrate(
+    revision: Annotated[
+        str | None, typer.Option(hidden=True, help="Write a migration instead, with this message.")
+    ] = None,
+) -> None:
+    """Bring the database to this version's schema."""
+    from app import serve as serving
+
+    settings = _settings()
+    try:
+        with serving.database(settings, os.environ) as url:
+            asyncio.run(serving.migrate_database(settings, url, revision=revision))
+    except serving.CannotServeError as error:
+        _stop(str(error))
+
+
+@app.command()
+def openapi(
+    check: Annotated[
+        Path | None, typer.Option(help="Compare with this file instead; differences are a failure.")
+    ] = None,
+) -> None:
+    """Print the OpenAPI document as YAML."""
+    from app.openapi import document_yaml
+
+    text = document_yaml()
+    if check is None:
+        sys.stdout.write(text)
+    elif not check.exists() or check.read_text(encoding="utf-8") != text:
+        _stop(f"{check} is not what the service serves; write it again with: make openapi")
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[str | None, typer.Argument(help="One scenario; by default every one.")] = None,
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 0,
+) -> None:
+    """Serve the simulator of the Managed Agents API."""
+    from app.simulator import server
+
+    server.main(scenario, port)
+
+
+@app.command()
+def demo() -> None:
+    """Run the service against the simulator, with a tool and a session to watch."""
+    importlib.import_module("app.demo").main()
+
+
+@keys.command("create")
+def create_key(
+    name: str,
+    scope: Annotated[list[str], typer.Option(help="tools, sessions, read, confirm or admin; repeatable.")],
+    url: Url = "http://127.0.0.1:8080",
+    key: AdminKey = None,
+    tenant: Tenant = None,
+) -> None:
+    """Create a key and print it; it cannot be shown again."""
+    body = {"name": name, "scopes": scope} | ({"tenant": tenant} if tenant else {})
+    print(json.dumps(_request("POST", url, "/keys", key, json_body=body), indent=2))
+
+
+@keys.command("list")
+def list_keys(url: Url = "http://127.0.0.1:8080", key: AdminKey = None, tenant: Tenant = None) -> None:
+    """List the keys, revoked ones too."""
+    params = {"limit": "200"} | ({"tenant": tenant} if tenant else {})
+    while True:
+        page = _request("GET", url, "/keys", key, params=params)
+        for item in page["data"]:
+            state = "revoked" if item["revoked_at"] else "valid"
+            print(item["id"], state, item["tenant"], ",".join(item["scopes"]), item["name"], sep="\t")
+        if page["next_cursor"] is None:
+            return
+        params["cursor"] = page["next_cursor"]
+
+
+@keys.command("revoke")
+def revoke_key(
+    key_id: str, url: Url = "http://127.0.0.1:8080", key: AdminKey = None, tenant: Tenant = None
+) -> None:
+    """Revoke a key at once and for good."""
+    params = {"tenant": tenant} if tenant else {}
+    print(json.dumps(_request("DELETE", url, f"/keys/{key_id}", key, params=params), indent=2))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _settings() -> Settings:
+    try:
+        return read_settings(os.environ)
+    except SettingsError as error:
+        _stop(str(error))
+
+
+def _request(
+    method: str,
+    url: str,
+    path: str,
+    key: str | None,
+    *,
+    params: dict[str, str] | None = None,
+    json_body: Any = None,
+) -> Any:
+    headers = {"authorization": f"Bearer {key or _stored_admin_key()}"}
+    try:
+        response = httpx.request(
+            method,
+            url.rstrip("/") + path,
+            headers=headers,
+            params=params,
+            json=json_body,
+            timeout=REQUEST_LIMIT_S,
+            trust_env=False,
+        )
+    except httpx.HTTPError as error:
+        _stop(f"no answer from {url}: {error}; is `bascule serve` running there? --url names another address")
+    try:
+        body = response.json()
+    except ValueError:
+        _stop(f"{url} answered {response.status_code} without JSON; --url must name the service")
+    if response.is_error:
+        lines = [f"{item['field']}: {item['message']}" for item in body.get("errors", [])]
+        _stop("\n".join([f"{body.get('code')}: {body.get('detail')}", *lines]))
+    return body
+
+
+def _stored_admin_key() -> str:
+    from app.serve import ADMIN_KEY_FILE
+
+    path = _settings().data_dir / ADMIN_KEY_FILE
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        _stop(f"no key: pass --key, set BASCULE_ADMIN_KEY, or run where {path} can be read")
+
+
+def _stop(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Who may do what: a key in `Authorization: Bearer`, its tenant and its scopes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, get_args
+
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+
+from app.api.bridge import Bridge
+from app.api.problems import Problem
+from app.store import keys
+from app.store.keys import DEFAULT_TENANT, SCOPES, Scope
+
+SCHEME: Final = "key"
+"""The security scheme's name in the OpenAPI document."""
+ADMIN: Final = "admin"
+"""Who decided, when BASCULE_ADMIN_KEY did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a request. `id` is the key's; `is_operator` marks BASCULE_ADMIN_KEY."""
+
+    tenant: str
+    id: str
+    scopes: frozenset[str]
+    is_operator: bool = False
+
+
+def requires(scope: Scope) -> dict[str, Any]:
+    """Return the arguments of a route of `GuardedRoute` that takes keys with this scope."""
+    assert scope in get_args(Scope)
+    return {"openapi_extra": {"security": [{SCHEME: [scope]}]}}
+
+
+class GuardedRoute(APIRoute):
+    """A route that looks at the key before it reads anything else of the request."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        scope = (self.openapi_extra or {})["security"][0][SCHEME][0]
+
+        async def guarded(request: Request) -> Response:
+            caller = await _caller(request)
+            if scope not in caller.scopes:
+                raise Problem(
+                    "forbidden",
+                    f"This key lacks the scope `{scope}`; use one that has it, or create it with POST /keys.",
+                )
+            request.state.caller = caller
+            return await handler(request)
+
+        return guarded
+
+
+def _current(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+Authenticated = Annotated[Caller, Depends(_current)]
+"""An endpoint's parameter of this type receives the caller."""
+
+
+async def _caller(request: Request) -> Caller:
+    bridge: Bridge = request.app.state.bridge
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    text = text.strip()
+    if kind.lower() != "bearer" or not text:
+        raise _unauthenticated("Send a key: authorization: Bearer bsk_….")
+    admin_key = bridge.settings.admin_key
+    if admin_key is not None and _is_same(text, admin_key.get_secret_value()):
+        return Caller(DEFAULT_TENANT, ADMIN, frozenset(SCOPES), is_operator=True)
+    if keys.is_plausible(text):
+        async with bridge.engine.connect() as connection:
+            key = await keys.find(connection, text)
+        if key is not None:
+            return Caller(key.tenant, key.id, frozenset(key.scopes))
+    raise _unauthenticated("This key is unknown or revoked; use another one, or create one with POST /keys.")
+
+
+def _is_same(one: str, other: str) -> bool:
+    # Digests, so that not even the length shows in the time.
+    return hmac.compare_digest(_digest(one), _digest(other))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _unauthenticated(detail: str) -> Problem:
+    return Problem("unauthenticated", detail, headers={"www-authenticate": "Bearer"})

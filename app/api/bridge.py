@@ -1,0 +1,46 @@
+"""What the api is given when the service is put together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.settings import Settings
+from app.store.secrets import Secrets
+from app.store.wakeups import Wakeups
+
+
+def _nothing() -> AbstractAsyncContextManager[None]:
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """The parts of the service that requests use.
+
+    `check_url` judges a webhook's URL by its text and returns the sentence that refuses it, or None.
+    `running` is entered while the service runs, after the wake-ups and before the first request: the
+    place for what works beside the api.
+    """
+
+    settings: Settings
+    engine: AsyncEngine
+    secrets: Secrets
+    wakeups: Wakeups
+    check_url: Callable[[str], str | None]
+    running: Callable[[], AbstractAsyncContextManager[object]] = _nothing
+
+
+def _bridge(request: Request) -> Bridge:
+    bridge: Bridge = request.app.state.bridge
+    return bridge
+
+
+Given = Annotated[Bridge, Depends(_bridge)]
+"""An endpoint's parameter of this type receives the bridge."""

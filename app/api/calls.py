@@ -1,0 +1,214 @@
+"""The call log: every tool call of a session, and one call with its deliveries.
+
+`input` and `result.content` go out as the JSON that came in, byte for byte; so the answers are built from
+ready parts, and the models here describe them for the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, Field
+
+from app.api.access import Authenticated, GuardedRoute, requires
+from app.api.bridge import Given
+from app.api.lists import (
+    LIMIT_DEFAULT,
+    Cursor,
+    EventId,
+    Limit,
+    ListOf,
+    SessionId,
+    encode_cursor,
+    json_response,
+    position_after,
+)
+from app.api.problems import documented, not_found
+from app.core.calls import digest
+from app.store import attachments, calls
+from app.store.calls import CallView, Delivery
+from app.store.paging import Page
+
+router = APIRouter(tags=["calls"], route_class=GuardedRoute)
+
+
+class GateView(BaseModel):
+    """Who holds the call, or held it."""
+
+    by: Literal["upstream", "tool", "rule"]
+    permission: str | None
+    reason: str | None
+    expires_at: datetime | None
+
+
+class DecisionView(BaseModel):
+    """Somebody's decision on the call. `sending` until upstream has accepted it."""
+
+    result: Literal["allow", "deny"]
+    status: Literal["accepted", "sending", "refused"]
+    by: str
+    via: str
+    at: datetime
+    deny_message: str | None
+
+
+class ResultView(BaseModel):
+    """What the call came to."""
+
+    content: list[Any]
+    is_error: bool
+
+
+class CallObject(BaseModel):
+    """One tool call of the agent."""
+
+    id: str
+    session_id: str
+    thread_id: str | None
+    kind: Literal["custom", "builtin", "mcp"]
+    tool: str
+    input: Any = Field(description="As the agent wrote it, digit for digit.")
+    input_digest: str = Field(description="`sha256:` and the hex of the input's raw bytes.")
+    state: str
+    outcome_unknown: bool
+    gate: GateView | None
+    decision: DecisionView | None
+    attempts: int
+    result: ResultView | None
+    posted: bool
+    created_at: datetime
+    updated_at: datetime
+
+
+class DeliveryView(BaseModel):
+    """One HTTP request to the webhook. `code` is null when a result was read from the reply."""
+
+    attempt: int
+    tool: str
+    replica: str
+    started_at: datetime
+    finished_at: datetime | None
+    http_status: int | None
+    code: str | None
+    reply: str | None = Field(description="Its first bytes as text, for people.")
+
+
+class CallDetail(CallObject):
+    """A call with what led to its state."""
+
+    detail: str | None = Field(description="Why it ended so, in a sentence.")
+    deliveries: list[DeliveryView]
+
+
+@router.get(
+    "/sessions/{session_id}/calls",
+    response_model=ListOf[CallObject],
+    summary="List a session's calls in the order of their first record",
+    responses=documented("session_not_found", "invalid_request"),
+    **requires("read"),
+)
+async def list_calls(
+    session_id: SessionId,
+    bridge: Given,
+    caller: Authenticated,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+    state: Annotated[str | None, Query(pattern="^[a-z_]{1,64}$", description="Only these.")] = None,
+) -> Response:
+    after = position_after(cursor)
+    async with bridge.engine.connect() as connection:
+        if not await attachments.exists(connection, caller.tenant, session_id):
+            raise not_found("session_not_found")
+        page = await calls.page(connection, caller.tenant, session_id, after=after, limit=limit, state=state)
+    return call_list(page)
+
+
+@router.get(
+    "/sessions/{session_id}/calls/{call_id}",
+    response_model=CallDetail,
+    summary="Show a call with every delivery",
+    responses=documented("session_not_found", "call_not_found"),
+    **requires("read"),
+)
+async def get_call(session_id: SessionId, call_id: EventId, bridge: Given, caller: Authenticated) -> Response:
+    async with bridge.engine.connect() as connection:
+        if not await attachments.exists(connection, caller.tenant, session_id):
+            raise not_found("session_not_found")
+        call = await calls.get(connection, caller.tenant, session_id, call_id)
+        if call is None:
+            raise not_found("call_not_found")
+        deliveries = await calls.deliveries(connection, caller.tenant, session_id, call_id)
+    shown = call_object(call)
+    shown["detail"] = call.detail
+    shown["deliveries"] = [_delivery(delivery) for delivery in deliveries]
+    return json_response(shown)
+
+
+def call_list(page: Page[CallView]) -> Response:
+    """Answer with a page of calls."""
+    next_cursor = encode_cursor([page.items[-1].position]) if page.has_more else None
+    return json_response({"data": [call_object(call) for call in page.items], "next_cursor": next_cursor})
+
+
+def call_object(call: CallView) -> dict[str, Any]:
+    """Return the object that the api shows for a call, for `msgspec` to encode."""
+    raw_input = call.input.encode()
+    gate = decision = result = None
+    if call.gate is not None:
+        gate = {
+            "by": call.gate.by,
+            "permission": call.gate.permission,
+            "reason": call.gate.reason,
+            "expires_at": call.gate.expires_at,
+        }
+    if call.decision is not None:
+        decision = decision_object(call.decision)
+    if call.result is not None:
+        result = {"content": msgspec.Raw(call.result.encode()), "is_error": bool(call.is_error)}
+    return {
+        "id": call.id,
+        "session_id": call.session_id,
+        "thread_id": call.thread_id,
+        "kind": call.kind,
+        "tool": call.tool,
+        "input": msgspec.Raw(raw_input),
+        "input_digest": digest(raw_input),
+        "state": call.state,
+        "outcome_unknown": call.outcome_unknown,
+        "gate": gate,
+        "decision": decision,
+        "attempts": call.attempts,
+        "result": result,
+        "posted": call.posted,
+        "created_at": call.created_at,
+        "updated_at": call.updated_at,
+    }
+
+
+def decision_object(decision: calls.Decision) -> dict[str, Any]:
+    """Return the object that the api shows for a decision."""
+    return {
+        "result": decision.result,
+        "status": decision.status,
+        "by": decision.by,
+        "via": decision.via,
+        "at": decision.at,
+        "deny_message": decision.deny_message,
+    }
+
+
+def _delivery(delivery: Delivery) -> dict[str, Any]:
+    reply = None if delivery.reply is None else delivery.reply.decode("utf-8", "replace")
+    return {
+        "attempt": delivery.attempt,
+        "tool": delivery.tool,
+        "replica": delivery.replica_id,
+        "started_at": delivery.started_at,
+        "finished_at": delivery.finished_at,
+        "http_status": delivery.http_status,
+        "code": delivery.code,
+        "reply": reply,
+    }

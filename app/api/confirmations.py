@@ -1,0 +1,244 @@
+"""Confirmations: what waits for a person, and what that person decides."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from app.api.access import Authenticated, Caller, GuardedRoute, requires
+from app.api.bridge import Bridge, Given
+from app.api.calls import CallObject, call_list, call_object, decision_object
+from app.api.lists import (
+    ID_CHARS_MAX,
+    LIMIT_DEFAULT,
+    Cursor,
+    Limit,
+    ListOf,
+    SessionId,
+    json_response,
+    position_after,
+)
+from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, not_found
+from app.core.calls import END_STATES
+from app.store import attachments, calls, decisions
+from app.store.calls import CallView
+from app.store.decisions import DENY_MESSAGE_CHARS_MAX, Recorded, Refused
+from app.store.wakeups import Signal, session_key
+
+LOOK_LIMIT_S: Final = 2.0
+"""How long a call that is not stored may take to be found in history."""
+OUTCOME_LIMIT_S: Final = 2.0
+"""How long upstream may take to accept a decision before the answer is 202."""
+POLL_S: Final = 0.25
+"""How often the store is looked at meanwhile, should no wake-up come."""
+
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
+
+router = APIRouter(tags=["confirmations"], route_class=GuardedRoute)
+
+
+def _cleaned(value: object) -> object:
+    """Replace what Postgres and UTF-8 cannot carry, so that a pasted text is never a reason to refuse."""
+    if not isinstance(value, str):
+        return value
+    return _UNSTORABLE.sub("\ufffd", value)
+
+
+class ConfirmBody(BaseModel):
+    """A decision on one call."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    tool_use_id: str = Field(min_length=1, max_length=ID_CHARS_MAX, description="The call's id.")
+    result: Literal["allow", "deny"]
+    deny_message: Annotated[
+        Annotated[str, Field(max_length=DENY_MESSAGE_CHARS_MAX)] | None, BeforeValidator(_cleaned)
+    ] = Field(None, description="Told to the agent; blank means a default sentence. Only with `deny`.")
+    input_digest: str | None = Field(
+        None, pattern="^sha256:[0-9a-f]{64}$", description="Of the input that the person saw."
+    )
+    input: Any = Field(None, description="Not supported yet.")
+
+    @field_validator("tool_use_id")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError("must hold printable characters only")
+        return value
+
+    @model_validator(mode="after")
+    def _agrees(self) -> ConfirmBody:
+        if self.result == "allow" and self.deny_message is not None:
+            raise ValueError("deny_message goes with deny only; leave it out or deny")
+        return self
+
+
+@router.post(
+    "/sessions/{session_id}/confirm",
+    response_model=CallObject,
+    summary="Allow or deny a held call",
+    responses={
+        202: {"model": CallObject, "description": "Decided; upstream has not accepted it yet"},
+        **documented(
+            "session_not_found",
+            "call_not_found",
+            "session_ended",
+            "not_attached",
+            "already_decided",
+            "call_over",
+            "not_awaiting_confirmation",
+            "input_changed",
+            "refused_by_upstream",
+            "invalid_request",
+            "not_supported",
+        ),
+    },
+    **requires("confirm"),
+)
+async def confirm(session_id: SessionId, body: ConfirmBody, bridge: Given, caller: Authenticated) -> Response:
+    if body.input is not None:
+        raise Problem(
+            "not_supported", "This version cannot change a call's input; leave `input` out, or deny the call."
+        )
+    with bridge.wakeups.listen(session_key(caller.tenant, session_id)) as signal:
+        done = await _decide(bridge, caller, session_id, body, signal)
+        if isinstance(done, Refused):
+            raise _refusal(done)
+        return await _outcome(bridge, caller.tenant, session_id, body, done, signal)
+
+
+@router.get(
+    "/confirmations",
+    response_model=ListOf[CallObject],
+    summary="List what waits for a person, oldest first",
+    responses=documented("invalid_request"),
+    **requires("confirm"),
+)
+async def list_confirmations(
+    bridge: Given, caller: Authenticated, limit: Limit = LIMIT_DEFAULT, cursor: Cursor = None
+) -> Response:
+    after = position_after(cursor)
+    async with bridge.engine.connect() as connection:
+        page = await calls.waiting(connection, caller.tenant, after=after, limit=limit)
+    return call_list(page)
+
+
+@router.get(
+    "/sessions/{session_id}/confirmations",
+    response_model=ListOf[CallObject],
+    summary="List what waits for a person in one session, oldest first",
+    responses=documented("session_not_found", "invalid_request"),
+    **requires("confirm"),
+)
+async def list_session_confirmations(
+    session_id: SessionId,
+    bridge: Given,
+    caller: Authenticated,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
+) -> Response:
+    after = position_after(cursor)
+    async with bridge.engine.connect() as connection:
+        if not await attachments.exists(connection, caller.tenant, session_id):
+            raise not_found("session_not_found")
+        page = await calls.waiting(connection, caller.tenant, session_id=session_id, after=after, limit=limit)
+    return call_list(page)
+
+
+async def _decide(
+    bridge: Bridge, caller: Caller, session_id: str, body: ConfirmBody, signal: Signal
+) -> Recorded | Refused:
+    """Record the decision; a call that is not stored is looked for in history first."""
+    deadline = _now() + LOOK_LIMIT_S
+    is_wanted = False
+    while True:
+        async with bridge.engine.begin() as connection:
+            done = await decisions.decide(
+                connection,
+                caller.tenant,
+                session_id,
+                body.tool_use_id,
+                result=body.result,
+                deny_message=None if not (body.deny_message or "").strip() else body.deny_message,
+                by=caller.id,
+                via="api",
+                input_digest=body.input_digest,
+            )
+            is_unknown = isinstance(done, Refused) and done.code == "call_not_found"
+            if is_unknown and not is_wanted:
+                await decisions.want(connection, caller.tenant, session_id, body.tool_use_id)
+                is_wanted = True
+        if not is_unknown or _now() >= deadline:
+            return done
+        await _changed(signal, deadline)
+
+
+async def _outcome(
+    bridge: Bridge, tenant: str, session_id: str, body: ConfirmBody, recorded: Recorded, signal: Signal
+) -> Response:
+    """Answer once the decision has been accepted or refused, or 202 when that takes too long."""
+    deadline = _now() + OUTCOME_LIMIT_S
+    while True:
+        async with bridge.engine.connect() as connection:
+            call = await calls.get(connection, tenant, session_id, body.tool_use_id)
+            decision = await decisions.status(connection, tenant, recorded.decision_id)
+        assert call is not None, "calls are never deleted while their session is attached"
+        status, refusal = decision or ("refused", None)
+        if status == "refused":
+            return _after_refusal(call, body.result, refusal)
+        if status != "sending" or call.state != "held":
+            return json_response(call_object(call))
+        if _now() >= deadline:
+            return json_response(call_object(call), status=202)
+        await _changed(signal, deadline)
+
+
+async def _changed(signal: Signal, deadline: float) -> None:
+    await signal.wait(max(0.0, min(POLL_S, deadline - _now())))
+    signal.take()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+_REFUSALS: Final = {
+    "session_ended": "Upstream terminated or deleted the session, so its calls wait for nobody any more.",
+    "not_attached": "The session is not attached now, so nobody would act on it; attach it first.",
+    "input_changed": "The call's input is not the one that `input_digest` names; look at it again.",
+    "already_decided": "Somebody decided otherwise before, as `decision` shows; the first decision counts.",
+    "call_over": "The call is over, in the state that `state` names; there is nothing left to decide.",
+    "not_awaiting_confirmation": "The call does not wait for a person; its `state` says where it is.",
+}
+
+
+def _refusal(refused: Refused) -> Problem:
+    if refused.code in NOT_FOUND_DETAILS:
+        return not_found(refused.code)
+    members: dict[str, Any] = {}
+    if refused.call is not None:
+        members["state"] = refused.call.state
+        if refused.call.decision is not None:
+            members["decision"] = decision_object(refused.call.decision)
+    return Problem(refused.code, _REFUSALS[refused.code], members=members)
+
+
+def _after_refusal(call: CallView, result: str, refusal: str | None) -> Response:
+    """Answer for a decision that upstream refused: someone else's may stand in its place by now."""
+    standing = call.decision
+    if standing is not None and standing.status != "refused":
+        if standing.result == result:
+            return json_response(call_object(call))
+        raise _refusal(Refused("already_decided", call))
+    if call.state in END_STATES:
+        raise _refusal(Refused("call_over", call))
+    words = f' ("{refusal}")' if refusal else ""
+    raise Problem(
+        "refused_by_upstream",
+        f"Upstream refused the decision{words}, so the call is held again.",
+        members={"state": call.state, "call": call_object(call)},
+    )

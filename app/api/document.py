@@ -1,0 +1,55 @@
+"""The OpenAPI document, as the routes declare it and as the service behaves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from app.api.access import SCHEME
+from app.api.problems import CODES, ProblemBody
+
+DESCRIPTION: Final = (
+    "Forwards the tool calls of Claude Managed Agents sessions to registered webhooks, holds those that need"
+    " a person, posts each result back once, and keeps the agent's messages as text."
+)
+_METHODS: Final = ("get", "put", "post", "patch", "delete")
+
+
+def describe(app: FastAPI) -> None:
+    """Let the app serve a document in which every failure is a problem."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=DESCRIPTION,
+        routes=app.routes,
+        tags=app.openapi_tags,
+    )
+    schemas = document["components"]["schemas"]
+    # The framework's own form of a malformed request, which we never send.
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
+    problem = ProblemBody.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(problem.pop("$defs"))
+    problem["properties"]["code"]["enum"] = sorted(CODES)
+    schemas["ProblemBody"] = problem
+    document["components"]["securitySchemes"] = {
+        SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "bsk_…"}
+    }
+    for path in document["paths"].values():
+        for method in _METHODS:
+            responses = path.get(method, {}).get("responses", {})
+            if "HTTPValidationError" in str(responses.get("422")):
+                del responses["422"]
+    return document

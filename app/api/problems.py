@@ -1,0 +1,249 @@
+"""Problems: every way in which a request can fail, as `application/problem+json` with a stable code.
+
+`CODES` is closed and documented in `docs/errors.md`. A problem's `detail` is a sentence that names the thing,
+the limit and the remedy; it never repeats what the client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+MEDIA_TYPE: Final = "application/problem+json"
+TYPE_PREFIX: Final = "urn:bascule:problem:"
+BODY_BYTES_MAX: Final = 1_048_576
+ERRORS_MAX: Final = 50
+"""So many members of a malformed request are named."""
+RETRY_AFTER_S: Final = 2
+
+CODES: Final[Mapping[str, tuple[int, str]]] = {
+    "invalid_json": (400, "The body is not JSON"),
+    "unauthenticated": (401, "A valid key is required"),
+    "forbidden": (403, "The key may not do this"),
+    "not_found": (404, "There is no such address"),
+    "session_not_found": (404, "The session is not attached"),
+    "tool_not_found": (404, "There is no such tool"),
+    "call_not_found": (404, "There is no such call"),
+    "message_not_found": (404, "There is no such message"),
+    "key_not_found": (404, "There is no such key"),
+    "method_not_allowed": (405, "The address does not take this method"),
+    "settings_differ": (409, "The session is attached with other settings"),
+    "detaching": (409, "The session is being detached"),
+    "session_ended": (409, "The session is over"),
+    "not_attached": (409, "The session is not attached now"),
+    "already_decided": (409, "Somebody decided otherwise"),
+    "call_over": (409, "The call is over"),
+    "not_awaiting_confirmation": (409, "The call waits for nobody"),
+    "input_changed": (409, "The input is not the one that was shown"),
+    "refused_by_upstream": (409, "Upstream refused the decision"),
+    "too_many_tools": (409, "The tenant has too many tools"),
+    "body_too_large": (413, "The body is too large"),
+    "unsupported_media_type": (415, "The body must be JSON"),
+    "invalid_request": (422, "The request is malformed"),
+    "not_supported": (422, "This version cannot do it"),
+    "internal_error": (500, "The service failed"),
+    "database_unavailable": (503, "The database cannot be reached"),
+}
+
+_PATH_CODES: Final = {
+    "session_id": "session_not_found",
+    "name": "tool_not_found",
+    "call_id": "call_not_found",
+    "event_id": "message_not_found",
+    "key_id": "key_not_found",
+}
+"""What is missing when a path parameter has a form that no id has."""
+
+NOT_FOUND_DETAILS: Final = {
+    "session_not_found": "No session of that id was attached; POST /sessions/{id}/attach attaches it.",
+    "tool_not_found": "No tool of that name is registered; PUT /tools/{name} registers it.",
+    "call_not_found": "The session has no call of that id; GET /sessions/{id}/calls lists those it has.",
+    "message_not_found": "The session has no message of that id; it may be a preview that was dropped.",
+    "key_not_found": "The tenant has no key of that id; GET /keys lists those it has.",
+}
+
+
+class Problem(Exception):
+    """A request's failure, raised where it is known and answered by the handler below.
+
+    `members` are added to the answer as they are; `errors` are (member of the request, sentence).
+    """
+
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        *,
+        errors: Sequence[tuple[str, str]] = (),
+        members: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(code)
+        self.code = code
+        self.status = CODES[code][0]
+        self.detail = detail
+        self.errors = errors
+        self.members = members or {}
+        self.headers = headers or {}
+
+
+def not_found(code: str) -> Problem:
+    """Return the 404 of a thing that the tenant does not have, whoever else may have it."""
+    return Problem(code, NOT_FOUND_DETAILS[code])
+
+
+def invalid(field: str, message: str) -> Problem:
+    """Return the 422 for one member of the request."""
+    return Problem("invalid_request", _MALFORMED, errors=[(field, message)])
+
+
+def respond(problem: Problem, request_id: str) -> Response:
+    """Return the answer for a problem."""
+    status, title = CODES[problem.code]
+    body = {
+        "type": TYPE_PREFIX + problem.code,
+        "title": title,
+        "status": status,
+        "detail": problem.detail,
+        "code": problem.code,
+        "request_id": request_id,
+    }
+    if problem.errors:
+        body["errors"] = [{"field": field, "message": message} for field, message in problem.errors]
+    return Response(
+        msgspec.json.encode(body | dict(problem.members)),
+        status_code=status,
+        headers=dict(problem.headers),
+        media_type=MEDIA_TYPE,
+    )
+
+
+def unavailable() -> Problem:
+    return Problem(
+        "database_unavailable",
+        "The service cannot use its database now. Nothing of this request was stored unless it was answered"
+        " before; repeat it after the time in retry-after.",
+        headers={"retry-after": str(RETRY_AFTER_S)},
+    )
+
+
+def failed() -> Problem:
+    return Problem("internal_error", "The service failed; its log has the cause under this request_id.")
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer every refusal of the framework, and every `Problem`, as a problem."""
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(HTTPException, _on_http)
+
+
+class FieldError(BaseModel):
+    """One member of a malformed request."""
+
+    field: str = Field(description="The path of the member, such as `headers.x-trace`.")
+    message: str
+
+
+class ProblemBody(BaseModel):
+    """A failure, by RFC 9457. Some codes add members; `docs/errors.md` lists them."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str
+    errors: list[FieldError] | None = None
+
+
+def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route that may fail with these codes, beside the ones that all share."""
+    by_status: dict[int, list[str]] = {}
+    for code in (*_SHARED, *codes):
+        by_status.setdefault(CODES[code][0], []).append(code)
+    return {
+        status: {
+            "description": ", ".join(f"`{code}`" for code in names),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}},
+        }
+        for status, names in sorted(by_status.items())
+    }
+
+
+_SHARED: Final = ("unauthenticated", "forbidden", "internal_error", "database_unavailable")
+_MALFORMED: Final = "The request is malformed; `errors` names each member and what it must be."
+
+
+async def _on_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return respond(error, request.state.request_id)
+
+
+async def _on_validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return respond(_problem_of(error.errors(), request), request.state.request_id)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = respond(_HTTP_PROBLEMS.get(error.status_code, failed)(), request.state.request_id)
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response
+
+
+def _problem_of(errors: Sequence[Mapping[str, Any]], request: Request) -> Problem:
+    for error in errors:
+        if error["loc"][0] == "path":
+            return not_found(_PATH_CODES[str(error["loc"][1])])
+        if error["type"] == "json_invalid":
+            return _invalid_json()
+    is_json = "json" in request.headers.get("content-type", "")
+    if not is_json and any(error["loc"] == ("body",) and error["type"] != "missing" for error in errors):
+        return Problem("unsupported_media_type", "Send JSON, with content-type: application/json.")
+    named = [(_field(error["loc"]), _sentence(error)) for error in errors[:ERRORS_MAX]]
+    return Problem("invalid_request", _MALFORMED, errors=named)
+
+
+def _field(loc: Sequence[Any]) -> str:
+    # Names that the client chose may hold what UTF-8 cannot carry.
+    path = ".".join(str(part) for part in loc[1:]) or str(loc[0])
+    return path.encode("utf-8", "replace").decode()[:200]
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message.encode("utf-8", "replace").decode()
+
+
+def _invalid_json() -> Problem:
+    return Problem("invalid_json", "The body cannot be read as JSON in UTF-8; check it with a JSON parser.")
+
+
+def _no_route() -> Problem:
+    return Problem("not_found", "There is no such address; GET /openapi.json lists those there are.")
+
+
+def _no_method() -> Problem:
+    return Problem(
+        "method_not_allowed", "This address does not take this method; `allow` names those that it does."
+    )
+
+
+def _too_large() -> Problem:
+    return Problem("body_too_large", f"The body is over the limit of {BODY_BYTES_MAX} bytes; send less.")
+
+
+_HTTP_PROBLEMS: Final = {
+    400: _invalid_json,
+    404: _no_route,
+    405: _no_method,
+    413: _too_large,
+}

@@ -1,0 +1,254 @@
+"""Registered tools: which webhook serves calls of which name."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.api.access import Authenticated, GuardedRoute, requires
+from app.api.bridge import Given
+from app.api.lists import (
+    LIMIT_DEFAULT,
+    TOOL_NAME_CHARS_MAX,
+    Cursor,
+    Limit,
+    ListOf,
+    ToolName,
+    decode_cursor,
+    encode_cursor,
+)
+from app.api.problems import Problem, documented, invalid, not_found
+from app.core.headers import HEADER_CHARS_MAX, HEADERS_MAX, is_refused_webhook, is_well_formed
+from app.core.tools import Retry
+from app.store import tools
+from app.store.tools import Registration
+
+URL_CHARS_MAX: Final = 2048
+DESCRIPTION_CHARS_MAX: Final = 10_000
+DAY_S: Final = 86_400
+# Nothing enforces these yet: taking them would promise a gate that is not there.
+_NOT_YET: Final = {
+    "approvers": None,
+    "approvals_required": 1,
+    "expires_in_s": None,
+    "input_schema": None,
+}
+
+router = APIRouter(tags=["tools"], route_class=GuardedRoute)
+
+Seconds = Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)]
+
+
+class ToolPolicy(BaseModel):
+    """How calls of a tool are delivered, gated and read."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    timeout_s: Seconds = Field(120.0, description="One wall clock over all attempts of a call.")
+    attempt_timeout_s: Seconds | None = Field(None, description="Of one attempt; null means timeout_s.")
+    retry: Retry = Field("connect_only", description="What may be delivered again; see the webhook guide.")
+    on_unknown: Literal["answer", "ask"] = Field("answer", description="When nobody knows whether it ran.")
+    gate: Literal["upstream", "ask"] = Field("upstream", description="`ask` holds every call for a person.")
+    approvers: list[str] | None = None
+    approvals_required: int = Field(1, ge=1, le=10)
+    expires_in_s: int | None = Field(None, ge=1, le=30 * DAY_S)
+    on_expiry: Literal["deny", "keep"] = "deny"
+    callback_timeout_s: int = Field(3600, ge=0, le=DAY_S, description="0 refuses a 202.")
+    callback_timeout_max_s: int = Field(DAY_S, ge=0, le=30 * DAY_S)
+    concurrency: int = Field(32, ge=1, le=1000)
+    enabled: bool = True
+    reply_bytes_max: int = Field(1_048_576, ge=1024, le=16_777_216)
+    result_chars_max: int = Field(100_000, ge=100, le=1_000_000)
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolBody(ToolPolicy):
+    """A tool as registered. What is left out has its default, also when it replaces an earlier one."""
+
+    url: str = Field(min_length=1, max_length=URL_CHARS_MAX)
+    description: str | None = Field(None, max_length=DESCRIPTION_CHARS_MAX)
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="Sent with every delivery. Write-only: reads show the names."
+    )
+
+    @field_validator("url", "description")
+    @classmethod
+    def _storable(cls, value: str | None) -> str | None:
+        if value is not None and "\0" in value:
+            raise ValueError("must not hold NUL")
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _sendable(cls, value: dict[str, str]) -> dict[str, str]:
+        return checked_headers(value, is_refused_webhook)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> ToolBody:
+        if self.attempt_timeout_s is not None and self.attempt_timeout_s > self.timeout_s:
+            raise ValueError("attempt_timeout_s must be at most timeout_s")
+        if self.callback_timeout_max_s < self.callback_timeout_s:
+            raise ValueError("callback_timeout_max_s must be at least callback_timeout_s")
+        return self
+
+
+class ToolView(ToolPolicy):
+    """A tool as stored."""
+
+    name: str
+    url: str
+    description: str | None
+    header_names: list[str]
+    version: int = Field(description="Rises with each change of the registration.")
+    created_at: datetime
+    updated_at: datetime
+
+
+class NewToolView(ToolView):
+    """A tool just registered, with the secret that signs its deliveries: it is shown this once."""
+
+    signing_secret: str = Field(description="`whsec_` and base64 of 32 bytes.")
+
+
+class AffectedCall(BaseModel):
+    """A call that is not over."""
+
+    session_id: str
+    id: str
+    state: str
+
+
+class RemovedTool(BaseModel):
+    """What deleting a tool leaves behind: its open calls become `unowned`."""
+
+    name: str
+    calls: list[AffectedCall] = Field(description="The first of them.")
+    calls_total: int
+
+
+def checked_headers(headers: dict[str, str], is_refused: Any) -> dict[str, str]:
+    """Return the headers if every one may be added to a request of ours.
+
+    Raises:
+        ValueError: one may not; the sentence does not repeat its value.
+    """
+    if len(headers) > HEADERS_MAX:
+        raise ValueError(f"must hold at most {HEADERS_MAX} headers")
+    if len({name.lower() for name in headers}) < len(headers):
+        raise ValueError("must not hold a name twice in different case")
+    for name, value in headers.items():
+        if not is_well_formed(name, value):
+            raise ValueError(
+                "must hold header names, and values of visible ASCII without line ends,"
+                f" of at most {HEADER_CHARS_MAX} characters"
+            )
+        if is_refused(name):
+            raise ValueError(f"must not set {name.lower()}: the service sets it, or HTTP does")
+    return headers
+
+
+@router.put(
+    "/tools/{name}",
+    summary="Register or replace a tool",
+    responses={
+        200: {"model": ToolView, "description": "The tool was there; its signing secret stays"},
+        201: {"model": NewToolView, "description": "The tool is new"},
+        **documented("invalid_request", "not_supported", "too_many_tools"),
+    },
+    **requires("tools"),
+)
+async def put_tool(name: ToolName, body: ToolBody, bridge: Given, caller: Authenticated) -> Response:
+    for member, default in _NOT_YET.items():
+        if getattr(body, member) != default:
+            raise Problem("not_supported", f"This version does not enforce `{member}`; leave it out.")
+    if (sentence := bridge.check_url(body.url)) is not None:
+        raise invalid("url", sentence)
+    policy = body.model_dump(include=set(ToolPolicy.model_fields))
+    async with bridge.engine.begin() as connection:
+        try:
+            done = await tools.put(
+                connection,
+                bridge.secrets,
+                caller.tenant,
+                name,
+                url=body.url,
+                description=body.description,
+                policy=policy,
+                headers=body.headers,
+            )
+        except tools.TooManyToolsError as error:
+            raise Problem(
+                "too_many_tools", f"The tenant has {tools.TOOLS_MAX} tools; delete one first."
+            ) from error
+    view = _view(done.registration)
+    if done.signing_secret is None:
+        return Response(view.model_dump_json(), media_type="application/json")
+    new = NewToolView(**view.model_dump(), signing_secret=done.signing_secret)
+    return Response(new.model_dump_json(), status_code=201, media_type="application/json")
+
+
+@router.get(
+    "/tools",
+    summary="List the tools by name",
+    responses=documented("invalid_request"),
+    **requires("tools"),
+)
+async def list_tools(
+    bridge: Given, caller: Authenticated, limit: Limit = LIMIT_DEFAULT, cursor: Cursor = None
+) -> ListOf[ToolView]:
+    place = decode_cursor(cursor, tuple[str])
+    if place is not None and not (0 < len(place[0]) <= TOOL_NAME_CHARS_MAX and place[0].isprintable()):
+        raise invalid("cursor", "must be the next_cursor of this list's page before, unchanged")
+    async with bridge.engine.connect() as connection:
+        found = await tools.page(
+            connection,
+            bridge.secrets,
+            caller.tenant,
+            after=None if place is None else place[0],
+            limit=limit + 1,
+        )
+    shown = [_view(registration) for registration in found[:limit]]
+    return ListOf(data=shown, next_cursor=encode_cursor([shown[-1].name]) if len(found) > limit else None)
+
+
+@router.get(
+    "/tools/{name}", summary="Show a tool", responses=documented("tool_not_found"), **requires("tools")
+)
+async def get_tool(name: ToolName, bridge: Given, caller: Authenticated) -> ToolView:
+    async with bridge.engine.connect() as connection:
+        found = await tools.get(connection, bridge.secrets, caller.tenant, name)
+    if found is None:
+        raise not_found("tool_not_found")
+    return _view(found)
+
+
+@router.delete(
+    "/tools/{name}",
+    summary="Delete a tool and name the calls that it leaves",
+    responses=documented("tool_not_found"),
+    **requires("tools"),
+)
+async def delete_tool(name: ToolName, bridge: Given, caller: Authenticated) -> RemovedTool:
+    async with bridge.engine.begin() as connection:
+        removed = await tools.remove(connection, caller.tenant, name)
+    if removed is None:
+        raise not_found("tool_not_found")
+    calls = [AffectedCall(session_id=session, id=call, state=state) for session, call, state in removed.calls]
+    return RemovedTool(name=name, calls=calls, calls_total=removed.calls_total)
+
+
+def _view(registration: Registration) -> ToolView:
+    known = {name: value for name, value in registration.policy.items() if name in ToolPolicy.model_fields}
+    return ToolView(
+        **known,
+        name=registration.name,
+        url=registration.url,
+        description=registration.description,
+        header_names=list(registration.header_names),
+        version=registration.version,
+        created_at=registration.created_at,
+        updated_at=registration.updated_at,
+    )

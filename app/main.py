@@ -1,0 +1,84 @@
+"""Puts the service together: the one place that knows every part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+
+from app import __version__
+from app.api import calls, confirmations, health, keys, messages, sessions, tools
+from app.api.bridge import Bridge
+from app.api.document import describe
+from app.api.problems import add_handlers
+from app.api.requests import Requests
+from app.replica import replica
+from app.settings import Settings, secret_keys
+from app.store.database import create_engine
+from app.store.secrets import Secrets
+from app.store.wakeups import Wakeups
+from app.webhooks.egress import Egress, UrlRefused
+
+__all__ = ["Bridge", "build_bridge", "create_app"]
+
+
+def build_bridge(settings: Settings, database_url: str) -> Bridge:
+    """Make the parts that the settings describe; nothing connects yet.
+
+    `database_url` is the embedded server's, or `settings.database_url`.
+    """
+    assert settings.secret_key is not None, "serve generates or requires it"
+    engine = create_engine(
+        database_url,
+        connections_max=settings.database_connections_max,
+        is_behind_pooler=settings.is_behind_pooler,
+    )
+    direct_url = settings.database_direct_url
+    egress = Egress(settings.webhook_allow)
+
+    def check_url(url: str) -> str | None:
+        try:
+            egress.check_url(url)
+        except UrlRefused as refused:
+            return refused.sentence
+        return None
+
+    secrets = Secrets(secret_keys(settings.secret_key))
+    wakeups = Wakeups(direct_url.get_secret_value() if direct_url else database_url, engine)
+    return Bridge(
+        settings=settings,
+        engine=engine,
+        secrets=secrets,
+        wakeups=wakeups,
+        check_url=check_url,
+        running=lambda: replica(settings, engine, secrets, wakeups, egress),
+    )
+
+
+def create_app(bridge: Bridge) -> FastAPI:
+    """Return the service's ASGI application. Its lifespan runs the wake-ups and `bridge.running`."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(bridge.engine.dispose)
+            await stack.enter_async_context(bridge.wakeups.running())
+            await stack.enter_async_context(bridge.running())
+            yield
+
+    app = FastAPI(
+        title="Bascule",
+        version=__version__,
+        lifespan=lifespan,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.state.bridge = bridge
+    app.add_middleware(Requests)
+    add_handlers(app)
+    for module in (tools, sessions, confirmations, calls, messages, keys, health):
+        app.include_router(module.router)
+    describe(app)
+    return app

@@ -1,0 +1,351 @@
+"""What a run does outside the process: streams, reads, sends, deliveries, each a task that reports back.
+
+Nothing here decides anything. A task ends by putting a notice into the inbox; one that fails otherwise is a
+defect and ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.core import events as ev
+from app.core import protocol as p
+from app.core.calls import Call
+from app.core.retry import wait_s
+from app.core.tools import Tool
+from app.logs import logger
+from app.store import runs
+from app.store.batches import AttemptEnd, AttemptStart, Batch
+from app.store.leases import SEND_S, Lease
+from app.store.writer import Writer
+from app.upstream.client import UpstreamClient
+from app.upstream.failures import UpstreamError
+from app.webhooks.delivery import AttemptReport, Deliverer, DeliveryRequest
+from app.webhooks.wire import build_body
+
+STREAM_BUFFER_MAX: Final = 10_000
+"""How many events are buffered while history is read; then upstream is read no further."""
+LOOK_EVERY_S: Final = 2.0
+"""The time between the lists of one look."""
+ORPHANS_EVERY_S: Final = 1.0
+TRUST_POLL_S: Final = 0.2
+DRAIN_S: Final = 30.0
+"""How long deliveries under way may finish after their run."""
+
+_SETTLING: Final = (
+    "user.tool_result",
+    "user.custom_tool_result",
+    "agent.tool_result",
+    "agent.mcp_tool_result",
+    "user.tool_confirmation",
+    "user.interrupt",
+    "session.thread_status_terminated",
+)
+"""The event types that can settle a call."""
+
+_K = TypeVar("_K")
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every run of a replica shares.
+
+    `trusted_for_s` says for how many seconds the replica's leases still hold, `draw` is a random number in
+    [0, 1).
+    """
+
+    replica_id: str
+    engine: AsyncEngine
+    writer: Writer
+    deliverer: Deliverer
+    trusted_for_s: Callable[[], float]
+    draw: Callable[[], float]
+
+
+class Errands:
+    """The tasks of one run.
+
+    `orphans` are calls whose delivery an earlier run began; once history was read, they are watched until
+    it reported, or nobody is left who could. `failed` is called when a task ends by a defect.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        client: UpstreamClient,
+        parts: Parts,
+        inbox: asyncio.Queue[p.Notice],
+        *,
+        orphans: Iterable[str],
+        failed: Callable[[], None],
+    ) -> None:
+        self.ended: list[AttemptEnd] = []
+        self.may_forward = asyncio.Event()
+        self._lease = lease
+        self._client = client
+        self._parts = parts
+        self._inbox = inbox
+        self._orphans = set(orphans)
+        self._failed = failed
+        self._has_left = False
+        self._single: dict[str, asyncio.Task[None]] = {}
+        self._sends: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._leaving: set[tuple[str, int]] = set()
+        self._deliveries: dict[str, asyncio.Task[None]] = {}
+
+    def do(self, effect: p.Effect) -> None:
+        """Perform an effect that leaves the process; what is only saved is the runner's."""
+        match effect:
+            case p.Deliver():
+                self._start(self._deliveries, effect.call.id, self._deliver(effect.call, effect.tool))
+            case p.Send():
+                self._start(self._sends, (effect.call_id, effect.number), self._send(effect))
+            case p.Look():
+                self._start(self._sends, (effect.call_id, effect.number), self._look(effect))
+            case p.Withdraw():
+                for key, task in self._sends.items():
+                    if key[0] == effect.call_id and key not in self._leaving:
+                        task.cancel()
+            case p.Retrieve():
+                self._start(self._single, "retrieve", self._retrieve())
+            case p.OpenStream():
+                self._cancel("stream")
+                self._start(self._single, "stream", self._stream(effect))
+            case p.CloseStream():
+                self._cancel("history")
+                self._cancel("stream")
+            case p.ReadHistory():
+                self._cancel("history")
+                self._start(self._single, "history", self._read_history(effect))
+            case p.SaveCall() | p.SaveMessage() | p.DropMessages() | p.RefuseDecision() | p.End():
+                pass
+
+    async def sends_left(self, timeout_s: float) -> None:
+        """Wait for sends that have left the process, not for those that wait to."""
+        leaving = [self._sends[key] for key in self._leaving if key in self._sends]
+        if leaving:
+            await asyncio.wait(leaving, timeout=timeout_s)
+
+    @property
+    def are_sends_leaving(self) -> bool:
+        return bool(self._leaving)
+
+    async def leave(self) -> None:
+        """End everything but deliveries under way; from now on their results are left to the next run."""
+        self._has_left = True
+        tasks = [*self._single.values(), *self._sends.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def drain(self, timeout_s: float = DRAIN_S) -> None:
+        """After `leave`: let deliveries finish, end those that do not, and note how the attempts went."""
+        tasks = dict(self._deliveries)
+        if tasks and timeout_s > 0:
+            await asyncio.wait(tasks.values(), timeout=timeout_s)
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        async with self._parts.engine.begin() as connection:
+            await runs.leave_attempts(connection, self._parts.replica_id, self._lease, self.ended, tasks)
+
+    # ---- tasks
+
+    def _start(self, tasks: dict[_K, asyncio.Task[None]], key: _K, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        tasks[key] = task
+
+        def done(finished: asyncio.Task[None]) -> None:
+            if tasks.get(key) is finished:
+                del tasks[key]
+            if not finished.cancelled() and (error := finished.exception()) is not None:
+                log.error("task_failed", session_id=self._lease.session_id, error=repr(error))
+                self._failed()
+
+        task.add_done_callback(done)
+
+    def _cancel(self, key: str) -> None:
+        task = self._single.get(key)
+        if task is not None:
+            task.cancel()
+
+    async def _pause(self, nominal_s: float, floor_s: float | None = None) -> None:
+        wait = wait_s(nominal_s, floor_s=floor_s, draw=self._parts.draw())
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+    async def _trust(self, for_s: float) -> None:
+        """Wait until the lease holds for as long as an act may take; a lost lease cancels the task."""
+        while self._parts.trusted_for_s() < for_s:  # noqa: ASYNC110 - it is a clock that runs, not an event
+            await asyncio.sleep(TRUST_POLL_S)
+
+    # ---- upstream
+
+    async def _retrieve(self) -> None:
+        facts: p.SessionFacts | None = None
+        try:
+            facts = await self._client.retrieve(self._lease.session_id)
+        except UpstreamError as error:
+            log.info("retrieve_failed", session_id=self._lease.session_id, status=error.failure.status)
+        await self._inbox.put(p.Retrieved(facts))
+
+    async def _stream(self, effect: p.OpenStream) -> None:
+        """Hold the stream, reading from the start; its events wait until history was read once."""
+        await self._pause(effect.after_s, effect.floor_s)
+        self.may_forward.clear()
+        buffer: asyncio.Queue[ev.AnyEvent | ev.Malformed | None] = asyncio.Queue(STREAM_BUFFER_MAX)
+        failure: p.Failure | None = None
+        async with asyncio.TaskGroup() as group:
+            try:
+                async with self._client.stream(self._lease.session_id, effect.previews) as stream:
+                    await self._inbox.put(p.StreamOpened())
+                    group.create_task(self._forward(buffer))
+                    async for event in stream:
+                        await buffer.put(event)
+            except UpstreamError as error:
+                failure = error.failure
+            await buffer.put(None)
+        await self._inbox.put(p.StreamClosed(failure))
+
+    async def _forward(self, buffer: asyncio.Queue[ev.AnyEvent | ev.Malformed | None]) -> None:
+        await self.may_forward.wait()
+        while (event := await buffer.get()) is not None:
+            if isinstance(event, ev.Malformed):
+                log.warning("event_malformed", session_id=self._lease.session_id, reason=event.reason)
+            else:
+                await self._inbox.put(p.Received(event))
+
+    async def _read_history(self, effect: p.ReadHistory) -> None:
+        await self._pause(effect.after_s, effect.floor_s)
+        pages = self._client.pages(self._lease.session_id, effect.since)
+        try:
+            async with contextlib.aclosing(pages):
+                async for page in pages:
+                    await self._inbox.put(p.HistoryPage(page, effect.number))
+        except UpstreamError as error:
+            await self._inbox.put(p.HistoryFailed(error.failure, effect.number))
+            return
+        await self._inbox.put(p.HistoryRead(number=effect.number))
+        if self._orphans and "orphans" not in self._single:
+            self._start(self._single, "orphans", self._watch_orphans())
+
+    async def _send(self, effect: p.Send) -> None:
+        await self._pause(effect.after_s, effect.floor_s)
+        await self._trust(SEND_S)
+        key = (effect.call_id, effect.number)
+        self._leaving.add(key)
+        failure: p.Failure | None = None
+        try:
+            await self._client.send(self._lease.session_id, effect.event)
+        except UpstreamError as error:
+            failure = error.failure
+        finally:
+            self._leaving.discard(key)
+        await self._inbox.put(p.Sent(effect.call_id, failure, effect.number))
+
+    async def _look(self, effect: p.Look) -> None:
+        await self._pause(effect.after_s)
+        findings: p.Findings | None = None
+        with contextlib.suppress(UpstreamError):
+            for number in range(effect.rounds):
+                if number:
+                    await asyncio.sleep(LOOK_EVERY_S)
+                findings = None
+                findings = await self._find(effect.call_id, effect.since)
+                if findings.answers or findings.verdicts:
+                    break
+        if effect.retrieve and findings is not None:
+            try:
+                session = await self._client.retrieve(self._lease.session_id)
+                findings = replace(findings, session=session)
+            except UpstreamError as error:
+                findings = replace(findings, is_gone=error.failure.status in (404, 410))
+        await self._inbox.put(p.Looked(effect.call_id, findings, effect.number))
+
+    async def _find(self, call_id: str, since: float | None) -> p.Findings:
+        """Read the history for all that can settle the call."""
+        found: list[ev.AnyEvent] = []
+        pages = self._client.pages(self._lease.session_id, since, _SETTLING)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                found += page
+        answers = (ev.UserToolResult, ev.CustomToolResult, ev.AgentToolResult, ev.McpToolResult)
+        return p.Findings(
+            answers=tuple(e for e in found if isinstance(e, answers) and ev.answered_id(e) == call_id),
+            verdicts=tuple(e for e in found if isinstance(e, ev.Confirmation) and e.tool_use_id == call_id),
+            interrupts=tuple(e for e in found if isinstance(e, ev.Interrupt)),
+            terminated_threads=frozenset(
+                e.session_thread_id
+                for e in found
+                if isinstance(e, ev.ThreadTerminated) and e.session_thread_id
+            ),
+        )
+
+    # ---- webhooks
+
+    async def _deliver(self, call: Call, tool: Tool) -> None:
+        lease = self._lease
+        body: bytes | None = None
+        if call.attempts > 1:
+            async with self._parts.engine.connect() as connection:
+                body = await runs.body(connection, lease, call.id)
+        if body is None:
+            body = build_body(call, lease.session_id)
+        await self._trust(0.0)
+        request = DeliveryRequest(lease.tenant, lease.session_id, call, tool, body, call.attempts)
+        outcome = await self._parts.deliverer.deliver(request, _AttemptLog(self, call, tool))
+        if self._has_left:
+            async with self._parts.engine.begin() as connection:
+                await runs.leave_result(connection, lease, call.id, outcome.attempts, outcome.result,
+                                        unknown=outcome.outcome_unknown)  # fmt: skip
+            return
+        notice = p.Delivered(
+            call.id, outcome.result, outcome.attempts, outcome_unknown=outcome.outcome_unknown
+        )
+        await self._inbox.put(notice)
+
+    async def start_attempt(self, start: AttemptStart) -> None:
+        await self._parts.writer.submit(Batch(self._lease, started=[start]))
+
+    async def _watch_orphans(self) -> None:
+        """Wait while whoever delivers a call of an earlier run may still report; then say that none will."""
+        while self._orphans:
+            async with self._parts.engine.connect() as connection:
+                waiting = await runs.orphans(connection, self._lease, self._orphans)
+                others = await runs.recall(connection, self._lease, self._orphans - waiting.keys())
+            for call in others.values():
+                if call.result is not None and not call.is_over:
+                    unknown = call.outcome_unknown
+                    notice = p.Delivered(call.id, call.result, call.attempts, outcome_unknown=unknown)
+                    await self._inbox.put(notice)
+            for call_id, may_report in waiting.items():
+                if not may_report:
+                    await self._inbox.put(p.Orphaned(call_id))
+            self._orphans = {call_id for call_id, may_report in waiting.items() if may_report}
+            if self._orphans:
+                await asyncio.sleep(ORPHANS_EVERY_S)
+
+
+class _AttemptLog:
+    """Notes the attempts of one delivery: a start before it leaves, an end with the run's next commit."""
+
+    def __init__(self, errands: Errands, call: Call, tool: Tool) -> None:
+        self._errands = errands
+        self._call = call
+        self._tool = tool
+
+    async def started(self, attempt: int) -> None:
+        if attempt != self._call.attempts:  # the first one was committed together with the dispatch
+            await self._errands.start_attempt(AttemptStart(self._call.id, attempt, self._tool))
+
+    async def finished(self, report: AttemptReport) -> None:
+        end = AttemptEnd(self._call.id, report.attempt, report.http_status, report.code, report.reply_body)
+        self._errands.ended.append(end)

@@ -1,0 +1,316 @@
+"""The replica's runs: claims leases, starts runners, brings them wishes, stops them.
+
+Wake-ups travel as hints with a poll every second behind them. Local time may only end trust earlier: a
+replica whose renewal is late stops acting before its leases end by the database's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.core import protocol as p
+from app.core.tools import Tool
+from app.logs import logger
+from app.runner.errands import Parts
+from app.runner.runner import DefectError, SessionRunner
+from app.store import leases, runs
+from app.store.batches import Batch
+from app.store.database import is_unavailable
+from app.store.leases import Lease, LeaseLostError
+from app.store.secrets import Secrets
+from app.store.tools import load_registry, registry_version
+from app.store.wakeups import Wakeups, notify, session_key
+from app.store.writer import Writer
+from app.upstream.client import UpstreamClient
+from app.webhooks.delivery import Deliverer
+
+POLL_S: Final = 1.0
+"""How often the database is asked, whether or not a wake-up came."""
+CLAIMS_MAX: Final = 50
+"""How many attachments one poll takes over, so that their streams open at a pace."""
+RESTARTS_MAX: Final = 5
+"""More restarts after a defect within ten minutes end the attachment."""
+RESTART_CAP_S: Final = 30.0
+DEFECTS_MAX: Final = 2
+"""An event whose handling failed this often is left out."""
+DEAD_REPLICA_S: Final = 3_600.0
+
+log = logger(__name__)
+
+
+@dataclass(slots=True)
+class _Registry:
+    version: int
+    tools: Mapping[str, Tool]
+
+
+@dataclass(slots=True)
+class _Run:
+    lease: Lease
+    task: asyncio.Task[None]
+    runner: SessionRunner | None = None
+
+
+@dataclass(slots=True)
+class _Defects:
+    """How often handling an event failed, by session and event."""
+
+    counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+    def note(self, lease: Lease, event_id: str | None) -> None:
+        if event_id:
+            key = (lease.tenant, lease.session_id, event_id)
+            self.counts[key] = self.counts.get(key, 0) + 1
+
+    def skipped(self, lease: Lease) -> frozenset[str]:
+        return frozenset(
+            event_id
+            for (tenant, session_id, event_id), count in self.counts.items()
+            if (tenant, session_id) == (lease.tenant, lease.session_id) and count >= DEFECTS_MAX
+        )
+
+
+class Fleet:
+    """All runs of one replica.
+
+    `client_for` makes the upstream client of an attachment from its tenant, credential name and extra
+    headers; it returns None when there is no such credential.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        engine: AsyncEngine,
+        secrets: Secrets,
+        wakeups: Wakeups,
+        deliverer: Deliverer,
+        client_for: Callable[[str, str, Mapping[str, str]], UpstreamClient | None],
+        *,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.replica_id = replica_id
+        self._engine = engine
+        self._secrets = secrets
+        self._wakeups = wakeups
+        self._client_for = client_for
+        self._writer = Writer(engine, replica_id)
+        self._parts = Parts(replica_id, engine, self._writer, deliverer, self.trusted_for_s, draw)
+        self._runs: dict[tuple[str, str], _Run] = {}
+        self._registries: dict[str, _Registry] = {}
+        self._defects = _Defects()
+        self._draining: set[asyncio.Task[None]] = set()
+        self._trusted_until = 0.0
+        self._is_stopping = False
+
+    def trusted_for_s(self) -> float:
+        """For how many seconds the replica may still act on its leases."""
+        return self._trusted_until - asyncio.get_running_loop().time()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve attachments until the block ends; then give the leases back and let deliveries finish."""
+        async with self._writer.running():
+            await self._renew()
+            tasks = [
+                asyncio.create_task(self._renewing(), name="renewing"),
+                asyncio.create_task(self._polling(), name="polling"),
+            ]
+            try:
+                yield
+            finally:
+                self._is_stopping = True
+                tasks[1].cancel()
+                await asyncio.gather(tasks[1], return_exceptions=True)
+                await self._stop_runs()
+                tasks[0].cancel()
+                await asyncio.gather(tasks[0], return_exceptions=True)
+                with contextlib.suppress(Exception):
+                    async with self._engine.begin() as connection:
+                        await leases.leave(connection, self.replica_id)
+
+    # ---- leases
+
+    async def _renewing(self) -> None:
+        while True:
+            await asyncio.sleep(leases.RENEW_S)
+            try:
+                await self._renew()
+            except Exception as error:
+                log.warning("renewal_failed", replica_id=self.replica_id, error=repr(error))
+            if self.trusted_for_s() <= 0 and self._runs:
+                log.error("leases_lost", replica_id=self.replica_id, runs=len(self._runs))
+                for run in list(self._runs.values()):
+                    if run.runner is not None:
+                        run.runner.lose()
+
+    async def _renew(self) -> None:
+        began = asyncio.get_running_loop().time()
+        async with self._engine.begin() as connection:
+            await leases.renew(connection, self.replica_id)
+        self._trusted_until = began + leases.TTL_S - leases.MARGIN_S
+
+    # ---- polling
+
+    async def _polling(self) -> None:
+        with self._wakeups.listen(None) as signal:
+            while True:
+                try:
+                    await self._poll()
+                except Exception as error:
+                    log.warning("poll_failed", replica_id=self.replica_id, error=repr(error))
+                await signal.wait(POLL_S)
+                signal.take()
+
+    async def _poll(self) -> None:
+        """One look at the database: who is free, what is wished, which registries changed."""
+        if self.trusted_for_s() <= leases.SEND_S:
+            return
+        async with self._engine.begin() as connection:
+            claimed = await leases.claim(connection, self.replica_id, CLAIMS_MAX)
+            wishes = await runs.wishes(connection, self.replica_id)
+        for lease in claimed:
+            self._begin(lease)
+        for wish in wishes:
+            run = self._runs.get((wish.tenant, wish.session_id))
+            if run is not None and run.runner is not None:
+                await self._bring(run.runner, wish)
+        await self._refresh_registries()
+
+    async def _bring(self, runner: SessionRunner, wish: runs.Wish) -> None:
+        async with self._engine.connect() as connection:
+            decided = await runs.decided(connection, runner.lease)
+        notices: list[p.Notice] = [p.SettingsChanged(wish.settings.for_core())]
+        notices += [p.Decided(call_id, decision) for call_id, decision in decided]
+        if wish.wanted:
+            notices.append(p.Wanted(wish.wanted))
+        if wish.is_detach_requested:
+            notices.append(p.DetachRequested())
+        await runner.tell(notices, wish.wish)
+
+    async def _refresh_registries(self) -> None:
+        tenants = {tenant for tenant, _ in self._runs}
+        for tenant in list(self._registries):
+            if tenant not in tenants:
+                del self._registries[tenant]
+        for tenant in tenants & self._registries.keys():
+            async with self._engine.connect() as connection:
+                if await registry_version(connection, tenant) == self._registries[tenant].version:
+                    continue
+                version, tools = await load_registry(connection, self._secrets, tenant)
+            self._registries[tenant] = _Registry(version, tools)
+            for (owner, _), run in list(self._runs.items()):
+                if owner == tenant and run.runner is not None:
+                    await run.runner.tell([p.ToolsChanged(tools)])
+
+    async def _registry(self, tenant: str) -> Mapping[str, Tool]:
+        known = self._registries.get(tenant)
+        if known is None:
+            async with self._engine.connect() as connection:
+                version, tools = await load_registry(connection, self._secrets, tenant)
+            known = self._registries[tenant] = _Registry(version, tools)
+        return known.tools
+
+    # ---- runs
+
+    def _begin(self, lease: Lease) -> None:
+        key = (lease.tenant, lease.session_id)
+        before = self._runs.get(key)
+        if before is not None:
+            # A claim over a run of our own: its lease had expired. It may write nothing any more.
+            if before.runner is not None:
+                before.runner.lose()
+            else:
+                before.task.cancel()
+        task = asyncio.create_task(self._supervise(lease), name=f"run {lease.session_id}")
+        self._runs[key] = _Run(lease, task)
+        task.add_done_callback(lambda done: self._forget(key, done))
+
+    def _forget(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        run = self._runs.get(key)
+        if run is not None and run.task is task:
+            del self._runs[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("run_failed", session_id=key[1], error=repr(error))
+
+    async def _supervise(self, lease: Lease) -> None:
+        """Run a lease; after a defect run it again, a few times, each time later."""
+        delay_s = 1.0
+        while True:
+            try:
+                await self._run(lease)
+                return
+            except LeaseLostError:
+                log.info("lease_lost", session_id=lease.session_id, term=lease.term)
+                return
+            except Exception as error:
+                if is_unavailable(error):
+                    # The store was away for longer than a lease is trusted: whoever is well takes over.
+                    log.warning("run_without_store", session_id=lease.session_id, error=repr(error))
+                    await self._release(lease)
+                    return
+                log.exception("run_defect", session_id=lease.session_id)
+                self._defects.note(lease, error.event_id if isinstance(error, DefectError) else None)
+            async with self._engine.begin() as connection:
+                restarts = await leases.count_restart(connection, lease)
+            if restarts > RESTARTS_MAX:
+                detail = "handling this session failed again and again; the log has the reasons"
+                await self._writer.submit(Batch(lease, end=p.End("internal_error", detail)))
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RESTART_CAP_S)
+
+    async def _run(self, lease: Lease) -> None:
+        async with self._engine.connect() as connection:
+            start = await runs.load(connection, self._secrets, lease)
+        if start is None:
+            return
+        client = self._client_for(lease.tenant, start.settings.credential, start.extra_headers)
+        if client is None:
+            detail = f"there is no credential named {start.settings.credential!r}; set one and attach again"
+            await self._writer.submit(Batch(lease, end=p.End("auth_failed", detail)))
+            return
+        tools = await self._registry(lease.tenant)
+        skipped = self._defects.skipped(lease)
+        runner = SessionRunner(lease, start, tools, client, self._parts, skipped=skipped)
+        run = self._runs.get((lease.tenant, lease.session_id))
+        if run is not None and run.lease == lease:
+            run.runner = runner
+        if self._is_stopping:
+            runner.stop()
+        try:
+            await runner.run()
+        finally:
+            draining = asyncio.create_task(runner.drain(), name=f"drain {lease.session_id}")
+            self._draining.add(draining)
+            draining.add_done_callback(self._drained)
+        await self._release(lease)
+
+    def _drained(self, task: asyncio.Task[None]) -> None:
+        self._draining.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("drain_failed", error=repr(error))
+
+    async def _release(self, lease: Lease) -> None:
+        with contextlib.suppress(Exception):
+            async with self._engine.begin() as connection:
+                await leases.release(connection, self.replica_id, lease)
+                await notify(connection, [session_key(lease.tenant, lease.session_id)])
+
+    async def _stop_runs(self) -> None:
+        for run in self._runs.values():
+            if run.runner is not None:
+                run.runner.stop()
+            else:
+                run.task.cancel()
+        tasks = [run.task for run in self._runs.values()]
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._draining:
+            await asyncio.wait(self._draining)

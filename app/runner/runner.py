@@ -1,0 +1,261 @@
+"""Runs one session: feeds notices to the core, saves what it says, and sends its errands out.
+
+One loop takes what happened out of the inbox, asks the machine, commits what is to be saved, and only then
+lets anything leave the process. The loop waits for nothing but the inbox and the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from app.core import protocol as p
+from app.core.calls import Call, Decision
+from app.core.session import SessionMachine, Stored
+from app.core.tools import Tool
+from app.runner.errands import Errands, Parts
+from app.store import runs
+from app.store.batches import AttemptStart, Batch
+from app.store.leases import SEND_S, Lease
+from app.upstream.client import UpstreamClient
+from app.webhooks.wire import build_body
+
+INBOX_MAX: Final = 2_000
+"""How many notices may wait for the loop; whoever brings more waits."""
+NOTICES_MAX: Final = 500
+"""How many notices share one commit."""
+PARTIALS_EVERY_S: Final = 0.25
+"""How often previews are saved at most."""
+CURSOR_EVERY_S: Final = 1.0
+"""How late the cursor may be saved when nothing else is: a late one only means to read a little more."""
+
+
+class DefectError(Exception):
+    """Handling a notice failed. `event_id` names the event that it carried, if it carried one."""
+
+    def __init__(self, event_id: str | None) -> None:
+        super().__init__(f"handling event {event_id} failed" if event_id else "handling a notice failed")
+        self.event_id = event_id
+
+
+class SessionRunner:
+    """One run of one attachment. `run` returns when the attachment ended, or after `stop` or `lose`.
+
+    `skipped` are ids of events whose handling failed before, and which this run leaves out.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        start: runs.Start,
+        tools: Mapping[str, Tool],
+        client: UpstreamClient,
+        parts: Parts,
+        *,
+        skipped: frozenset[str] = frozenset(),
+    ) -> None:
+        self.lease = lease
+        self._parts = parts
+        self._skipped = skipped
+        self._loop = asyncio.get_running_loop()
+        self._inbox: asyncio.Queue[p.Notice] = asyncio.Queue(INBOX_MAX)
+        self._is_stopping = False
+        self._is_lost = False
+        orphans = [call.id for call in start.calls if call.state == "dispatched"]
+        self._errands = Errands(lease, client, parts, self._inbox, orphans=orphans, failed=self.lose)
+        deadline = None if start.idle_left_s is None else self._loop.time() + start.idle_left_s
+        progress = replace(start.progress, idle_deadline=deadline)
+        stored = Stored(start.calls, start.over, progress, start.open_messages)
+        self._machine = SessionMachine(start.settings.for_core(), tools, stored)
+        self._decisions: dict[str, Decision | None] = {call.id: call.decision for call in start.calls}
+        self._saved = progress
+        self._saved_at = self._partials_at = 0.0
+        self._has_events = False
+        self._wish_seen: int | None = start.wish
+        self._first: list[p.Notice] = [p.Decided(call_id, decision) for call_id, decision in start.decided]
+        if start.wanted:
+            self._first.append(p.Wanted(start.wanted))
+        if start.is_detach_requested:
+            self._first.append(p.DetachRequested())
+
+    # ---- what the fleet calls
+
+    async def tell(self, notices: Sequence[p.Notice], wish: int | None = None) -> None:
+        """Bring notices from outside; `wish` is the number of the wish that they carry out."""
+        for notice in notices:
+            await self._inbox.put(notice)
+        if wish is not None:
+            self._wish_seen = wish
+
+    def stop(self) -> None:
+        """End the run soon, for another replica to go on; deliveries under way may finish."""
+        self._is_stopping = True
+        self._wake()
+
+    def lose(self) -> None:
+        """End the run at once: its lease is another's, or may be."""
+        self._is_lost = True
+        self.stop()
+
+    async def run(self) -> None:
+        """Run until the attachment ends, `stop`, or `lose`.
+
+        Raises:
+            LeaseLostError: the lease turned out to be another's.
+            DefectError: the core failed on a notice.
+            Exception: the store could not be written.
+        """
+        try:
+            await self._perform(self._machine.start())
+            await self._handle(self._first)
+            while not self._machine.is_over and not self._is_stopping:
+                await self._handle(await self._next())
+            if not self._machine.is_over and not self._is_lost:
+                await self._finish_sends()
+        finally:
+            await self._errands.leave()
+
+    async def drain(self) -> None:
+        """After `run`: let deliveries under way finish and leave their results to the next run."""
+        if self._machine.is_over:
+            await self._errands.drain(timeout_s=0.0)
+        else:
+            await self._errands.drain()
+
+    # ---- the loop
+
+    def _wake(self) -> None:
+        with contextlib.suppress(asyncio.QueueFull):  # a full inbox keeps the loop awake by itself
+            self._inbox.put_nowait(p.Tick())
+
+    async def _next(self) -> list[p.Notice]:
+        """Wait for notices, for the machine's next wake, or for something that is late to be saved."""
+        due = [self._machine.next_wake(self._loop.time())]
+        if self._machine.messages.has_partials:
+            due.append(self._partials_at + PARTIALS_EVERY_S)
+        if self._machine.progress != self._saved:
+            due.append(self._saved_at + CURSOR_EVERY_S)
+        notices: list[p.Notice] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(min((at for at in due if at is not None), default=None)):
+                notices.append(await self._inbox.get())
+        while len(notices) < NOTICES_MAX and not self._inbox.empty():
+            notices.append(self._inbox.get_nowait())
+        # An event that was there when a deadline was noticed wins over it: time speaks when all is quiet.
+        return notices or [p.Tick()]
+
+    async def _handle(self, notices: Sequence[p.Notice]) -> None:
+        effects: list[p.Effect] = []
+        is_history_settled = False
+        for notice in notices:
+            if isinstance(notice, p.Received):
+                self._has_events = True
+                if notice.event.id and notice.event.id in self._skipped:
+                    continue
+            elif isinstance(notice, p.HistoryRead):
+                notice = p.HistoryRead(await self._recall(), notice.number)  # noqa: PLW2901
+            is_history_settled |= isinstance(notice, p.HistoryRead | p.HistoryFailed)
+            effects += self._decide(notice)
+        await self._perform(effects)
+        if is_history_settled:
+            self._errands.may_forward.set()
+
+    def _decide(self, notice: p.Notice) -> list[p.Effect]:
+        try:
+            return self._machine.handle(notice, self._loop.time())
+        except Exception as error:
+            raise DefectError(notice.event.id if isinstance(notice, p.Received) else None) from error
+
+    async def _recall(self) -> dict[str, Call]:
+        ids = self._machine.to_recall
+        if not ids:
+            return {}
+        async with self._parts.engine.connect() as connection:
+            return await runs.recall(connection, self.lease, ids)
+
+    async def _perform(self, effects: Sequence[p.Effect]) -> None:
+        """Commit what is to be saved, then do the rest in order."""
+        batch = self._batch(effects)
+        if not batch.is_empty:
+            await self._parts.writer.submit(batch)
+        for effect in effects:
+            self._errands.do(effect)
+
+    async def _finish_sends(self) -> None:
+        """Sends that have left are waited for, as long as one may take; then the lease can go."""
+        self._errands.do(p.CloseStream())
+        notices: list[p.Notice] = [p.Stopping()]
+        deadline = self._loop.time() + SEND_S
+        while True:
+            effects = [effect for notice in notices for effect in self._decide(notice)]
+            batch = self._batch(effects)
+            if not batch.is_empty:
+                await self._parts.writer.submit(batch)
+            left_s = deadline - self._loop.time()
+            if left_s <= 0 or (not self._errands.are_sends_leaving and self._inbox.empty()):
+                return
+            await self._errands.sends_left(left_s)
+            notices = []
+            while not self._inbox.empty():
+                notice = self._inbox.get_nowait()
+                if isinstance(notice, p.Sent | p.Delivered):
+                    notices.append(notice)
+
+    # ---- what is saved
+
+    def _batch(self, effects: Sequence[p.Effect]) -> Batch:
+        now = self._loop.time()
+        batch = Batch(self.lease)
+        batch.ended, self._errands.ended = self._errands.ended, []
+        for effect in effects:
+            match effect:
+                case p.SaveCall():
+                    self._save_call(batch, effect.call)
+                case p.RefuseDecision():
+                    batch.refusals.append(effect)
+                case p.SaveMessage():
+                    batch.messages.append(effect.snapshot)
+                case p.DropMessages():
+                    batch.dropped += effect.ids
+                case p.Deliver():
+                    call = effect.call
+                    batch.started.append(AttemptStart(call.id, call.attempts, effect.tool))
+                    if call.attempts == 1:
+                        batch.bodies.append((call.id, build_body(call, self.lease.session_id)))
+                case p.End():
+                    batch.end = effect
+                case _:
+                    pass
+        if self._machine.messages.has_partials and now >= self._partials_at + PARTIALS_EVERY_S:
+            self._partials_at = now
+            batch.messages += self._machine.messages.partials()
+        batch.wish_seen, self._wish_seen = self._wish_seen, None
+        self._save_progress(batch, now)
+        return batch
+
+    def _save_progress(self, batch: Batch, now: float) -> None:
+        progress = self._machine.progress
+        if progress == self._saved and not (self._has_events and not batch.is_empty):
+            return
+        is_minor = replace(progress, cursor_at=self._saved.cursor_at) == self._saved
+        if is_minor and batch.is_empty and now < self._saved_at + CURSOR_EVERY_S:
+            return
+        batch.progress = self._saved = progress
+        batch.has_events, self._has_events = self._has_events, False
+        if progress.idle_deadline is not None:
+            batch.idle_left_s = progress.idle_deadline - now
+        self._saved_at = now
+
+    def _save_call(self, batch: Batch, call: Call) -> None:
+        batch.calls.append(call)
+        if call.decision is not None and call.decision != self._decisions.get(call.id):
+            batch.decided.append(call)
+        if call.state == "held" and call.gate is not None and call.gate.reason == "outcome_unknown":
+            batch.reopened += [] if call.decision is not None else [call.id]
+        if call.is_over:
+            self._decisions.pop(call.id, None)
+        else:
+            self._decisions[call.id] = call.decision

@@ -1,0 +1,200 @@
+"""The settings: environment variables, checked one by one and against each other before anything starts.
+
+`docs/settings.md` documents each. The environment is an argument: nothing here depends on the process.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
+
+PREFIX: Final = "BASCULE_"
+UNPREFIXED: Final = frozenset({"anthropic_api_key"})
+"""Settings whose variable has no prefix, because other software names it so."""
+FOREIGN_PREFIXES: Final = ("BASCULE_TEST_",)
+"""Variables of ours that are no settings of the service."""
+
+SECRET_KEY_BYTES: Final = 32
+ADMIN_KEY_CHARS_MIN: Final = 16
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class SettingsError(Exception):
+    """The environment does not make a service; each line of the message names a variable and the remedy."""
+
+
+def _database_url(value: SecretStr) -> SecretStr:
+    scheme = value.get_secret_value().partition("://")[0]
+    if scheme not in ("postgresql", "postgres"):
+        raise ValueError("must be a postgresql:// URL; leave out any driver name")
+    return value
+
+
+def _http_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http:// or https:// URL with a host")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("must have no credentials, query or fragment")
+    return value.rstrip("/")
+
+
+def _networks(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(ipaddress.ip_network(part.strip()) for part in value.split(",") if part.strip())
+    except ValueError as error:
+        raise ValueError(
+            f"must be address ranges such as 10.0.0.0/8, separated by commas: {error}"
+        ) from error
+
+
+def _secret_keys(value: SecretStr) -> SecretStr:
+    secret_keys(value)
+    return value
+
+
+def _admin_key(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if len(text) < ADMIN_KEY_CHARS_MIN or not (text.isascii() and text.isprintable()) or " " in text:
+        raise ValueError(f"must be at least {ADMIN_KEY_CHARS_MIN} visible ASCII characters without spaces")
+    return value
+
+
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
+class Settings(BaseModel):
+    """How the service runs. Secrets never show in `repr`; an empty variable counts as unset."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    database_url: DatabaseUrl | None = None
+    database_direct_url: DatabaseUrl | None = None
+    database_connections_max: Annotated[int, Field(ge=2, le=200)] = 10
+    data_dir: Path = Path(".bascule")
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    public_url: HttpUrl | None = None
+    upstream_url: HttpUrl = "https://api.anthropic.com"
+    anthropic_api_key: SecretStr | None = None
+    secret_key: Annotated[SecretStr, AfterValidator(_secret_keys)] | None = None
+    admin_key: Annotated[SecretStr, AfterValidator(_admin_key)] | None = None
+    webhook_allow: Annotated[tuple[Network, ...], BeforeValidator(_networks)] = ()
+    migrate: bool = False
+    log_format: Literal["json", "text"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the service keeps a PostgreSQL of its own in `data_dir`."""
+        return self.database_url is None
+
+    @property
+    def is_behind_pooler(self) -> bool:
+        """Whether `database_url` may lead through a pooler that shares connections between transactions."""
+        return self.database_direct_url is not None
+
+
+def variable(field: str) -> str:
+    """Return the name of the environment variable of a setting."""
+    return field.upper() if field in UNPREFIXED else PREFIX + field.upper()
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Read and check the settings.
+
+    Raises:
+        SettingsError: a value is wrong, or two do not go together.
+    """
+    fields = {variable(name): name for name in Settings.model_fields}
+    given: dict[str, Any] = {
+        fields[name]: value for name, value in environ.items() if name in fields and value
+    }
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_sentences(error))) from None
+    if lines := list(_disagreements(settings)):
+        raise SettingsError("\n".join(lines))
+    return settings
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return variables that look like settings and are none: most often a slip of the pen."""
+    known = {variable(name) for name in Settings.model_fields}
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(PREFIX) and name not in known and not name.startswith(FOREIGN_PREFIXES)
+    )
+
+
+def secret_keys(value: SecretStr) -> tuple[bytes, ...]:
+    """Return the keys in `secret_key`; the first one writes.
+
+    Raises:
+        ValueError: one of them is not base64 of 32 bytes.
+    """
+    keys = []
+    for part in value.get_secret_value().split(","):
+        try:
+            key = base64.b64decode(part.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if len(key) != SECRET_KEY_BYTES:
+            raise ValueError(
+                f"must be base64 of {SECRET_KEY_BYTES} bytes, several separated by commas;"
+                f" make one with: openssl rand -base64 {SECRET_KEY_BYTES}"
+            )
+        keys.append(key)
+    return tuple(keys)
+
+
+def _sentences(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        field = str(item["loc"][0])
+        message = item["msg"].removeprefix("Value error, ")
+        lines.append(f"{variable(field)}: {message}")
+    return lines
+
+
+def _disagreements(settings: Settings) -> list[str]:
+    lines = []
+    if settings.database_url is None:
+        if settings.database_direct_url is not None:
+            lines.append(
+                "BASCULE_DATABASE_DIRECT_URL is set without BASCULE_DATABASE_URL;"
+                " set both, or neither for the embedded database"
+            )
+        return lines
+    if settings.secret_key is None:
+        lines.append(
+            "BASCULE_SECRET_KEY is required with BASCULE_DATABASE_URL, because every replica must share it;"
+            f" make one with: openssl rand -base64 {SECRET_KEY_BYTES}"
+        )
+    if settings.admin_key is None:
+        lines.append(
+            "BASCULE_ADMIN_KEY is required with BASCULE_DATABASE_URL, because nobody could create a key"
+            " without it; make one with: openssl rand -hex 32"
+        )
+    return lines

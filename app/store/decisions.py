@@ -1,0 +1,141 @@
+"""Decisions: one person's allow or deny of a held call, of which the first one counts.
+
+One transaction checks and writes. It locks the attachment, then the call, so that neither a second decision
+nor the runner's own step can come between, and a partial unique index lets one decision per call stand.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.core.calls import END_STATES, digest
+from app.store import attachments, calls, tables
+from app.store.calls import CallView
+from app.store.wakeups import notify, session_key
+
+WANTED_MAX: Final = 32
+"""So many unknown calls are looked for at once in one session; a further one pushes out the oldest."""
+
+DEFAULT_DENY_MESSAGE: Final = "Declined by a reviewer. Do not retry without new instructions."
+DENY_MESSAGE_CHARS_MAX: Final = 10_000
+
+RefusalCode = Literal[
+    "session_not_found",
+    "session_ended",
+    "not_attached",
+    "call_not_found",
+    "input_changed",
+    "already_decided",
+    "call_over",
+    "not_awaiting_confirmation",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The decision was not recorded, and why: a code of `app.api.problems`, and the call if there is one."""
+
+    code: RefusalCode
+    call: CallView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The decision stands; `is_new` is False when the same one stood already."""
+
+    decision_id: str
+    is_new: bool
+
+
+async def decide(
+    connection: AsyncConnection,
+    tenant: str,
+    session_id: str,
+    call_id: str,
+    *,
+    result: Literal["allow", "deny"],
+    deny_message: str | None,
+    by: str,
+    via: str,
+    input_digest: str | None = None,
+) -> Recorded | Refused:
+    """Record a decision on a held call, unless one stands already.
+
+    `deny_message` goes with a deny; when it is blank the default sentence is stored. `input_digest` is that
+    of the input that the person saw. The call stays `held`: its runner is told, and moves it.
+    """
+    table = tables.attachments
+    attachment = await attachments.lock(connection, tenant, session_id)
+    if attachment is None:
+        return Refused("session_not_found")
+    if attachment.status in attachments.NOT_ATTACHED:
+        is_over = attachment.end_reason in attachments.OVER_FOR_GOOD
+        return Refused("session_ended" if is_over else "not_attached")
+    rows = tables.calls
+    await connection.execute(
+        select(rows.c.id)
+        .where(rows.c.tenant == tenant, rows.c.session_id == session_id, rows.c.id == call_id)
+        .with_for_update(key_share=True)
+    )
+    call = await calls.get(connection, tenant, session_id, call_id)
+    if call is None:
+        return Refused("call_not_found")
+    if input_digest is not None and input_digest != digest(call.input.encode()):
+        return Refused("input_changed", call)
+    if call.decision is not None and call.decision.status != "refused":
+        if call.decision.result == result:
+            return Recorded(call.decision.id, is_new=False)
+        return Refused("already_decided", call)
+    if call.state in END_STATES:
+        return Refused("call_over", call)
+    if call.state != "held":
+        return Refused("not_awaiting_confirmation", call)
+    decision_id = "dec_" + secrets.token_hex(12)
+    by_upstream = call.gate is not None and call.gate.by == "upstream"
+    await connection.execute(
+        insert(tables.decisions).values(
+            tenant=tenant,
+            id=decision_id,
+            session_id=session_id,
+            call_id=call_id,
+            result=result,
+            status="sending" if by_upstream else "accepted",
+            decided_by=by,
+            via=via,
+            deny_message=(deny_message or DEFAULT_DENY_MESSAGE) if result == "deny" else None,
+        )
+    )
+    await connection.execute(
+        update(table)
+        .where(table.c.tenant == tenant, table.c.session_id == session_id)
+        .values(wish=table.c.wish + 1)
+    )
+    await notify(connection, [session_key(tenant, session_id)])
+    return Recorded(decision_id, is_new=True)
+
+
+async def want(connection: AsyncConnection, tenant: str, session_id: str, call_id: str) -> None:
+    """Ask the session's runner to look for a call in history at once."""
+    table = tables.attachments
+    attachment = await attachments.lock(connection, tenant, session_id)
+    if attachment is None or call_id in attachment.wanted:
+        return
+    await connection.execute(
+        update(table)
+        .where(table.c.tenant == tenant, table.c.session_id == session_id)
+        .values(wanted=[*attachment.wanted, call_id][-WANTED_MAX:], wish=table.c.wish + 1)
+    )
+    await notify(connection, [session_key(tenant, session_id)])
+
+
+async def status(connection: AsyncConnection, tenant: str, decision_id: str) -> tuple[str, str | None] | None:
+    """Return a decision's status, and upstream's words if it refused."""
+    table = tables.decisions
+    query = select(table.c.status, table.c.refusal).where(table.c.tenant == tenant, table.c.id == decision_id)
+    row = (await connection.execute(query)).one_or_none()
+    return None if row is None else (row.status, row.refusal)

@@ -1,0 +1,119 @@
+"""Leases: which replica runs which attachment, decided by the database's time.
+
+A lease is a term, not an owner: a claim raises the attachment's term, every write of a run names it, and a
+write that touches no row ends that run. One row per replica says until when its terms hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+TTL_S: Final = 12.0
+"""How long a renewal holds."""
+RENEW_S: Final = 3.0
+"""How often a replica renews."""
+MARGIN_S: Final = 2.0
+"""A holder stops acting this much before its lease ends."""
+RESTARTS_WINDOW_S: Final = 600.0
+"""Restarts after a defect are counted over this time."""
+SEND_S: Final = 6.0
+"""How long a send may take; none starts unless that fits in the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to run one attachment."""
+
+    tenant: str
+    session_id: str
+    term: int
+
+
+class LeaseLostError(Exception):
+    """Another replica holds the term: this run may write nothing more."""
+
+
+async def renew(connection: AsyncConnection, replica_id: str) -> None:
+    """Hold all leases of this replica for another `TTL_S`."""
+    await connection.execute(
+        text(
+            "insert into replicas (id, expires_at) values (:id, now() + make_interval(secs => :ttl))"
+            " on conflict (id) do update set expires_at = excluded.expires_at"
+        ),
+        {"id": replica_id, "ttl": TTL_S},
+    )
+
+
+async def claim(connection: AsyncConnection, replica_id: str, limit: int) -> list[Lease]:
+    """Take up to `limit` attachments that nobody runs, raising their terms; never one twice."""
+    rows = await connection.execute(
+        text(
+            """
+            with free as (
+                select a.tenant, a.session_id
+                from attachments a left join replicas r on r.id = a.replica_id
+                where a.status not in ('ended', 'detached') and (r.id is null or r.expires_at <= now())
+                order by a.updated_at
+                limit :limit
+                for no key update of a skip locked
+            )
+            update attachments a set replica_id = :replica, term = a.term + 1
+            from free where a.tenant = free.tenant and a.session_id = free.session_id
+            returning a.tenant, a.session_id, a.term
+            """
+        ),
+        {"replica": replica_id, "limit": limit},
+    )
+    return [Lease(row.tenant, row.session_id, row.term) for row in rows]
+
+
+async def release(connection: AsyncConnection, replica_id: str, lease: Lease) -> None:
+    """Give a lease back, so that another replica need not wait for it to expire."""
+    await connection.execute(
+        text(
+            "update attachments set replica_id = null where tenant = :tenant and session_id = :session_id"
+            " and term = :term and replica_id = :replica"
+        ),
+        {
+            "tenant": lease.tenant,
+            "session_id": lease.session_id,
+            "term": lease.term,
+            "replica": replica_id,
+        },
+    )
+
+
+async def count_restart(connection: AsyncConnection, lease: Lease) -> int:
+    """Count a restart after a defect; return how many there were within `RESTARTS_WINDOW_S`."""
+    is_recent = "restarted_at > now() - make_interval(secs => :window)"
+    counted: int | None = await connection.scalar(
+        text(
+            f"update attachments set restarts = case when {is_recent} then restarts + 1 else 1 end,"  # noqa: S608
+            f" restarted_at = case when {is_recent} then restarted_at else now() end"
+            " where tenant = :tenant and session_id = :session_id and term = :term returning restarts"
+        ),
+        {
+            "tenant": lease.tenant,
+            "session_id": lease.session_id,
+            "term": lease.term,
+            "window": RESTARTS_WINDOW_S,
+        },
+    )
+    return counted or 0
+
+
+async def leave(connection: AsyncConnection, replica_id: str) -> None:
+    """Forget the replica, at the end of an orderly stop; others may take over what it still held."""
+    await connection.execute(text("delete from replicas where id = :id"), {"id": replica_id})
+
+
+async def forget_dead(connection: AsyncConnection, *, older_than_s: float) -> None:
+    """Remove the rows of replicas that died long ago."""
+    await connection.execute(
+        text("delete from replicas where expires_at < now() - make_interval(secs => :age)"),
+        {"age": older_than_s},
+    )

@@ -1,0 +1,74 @@
+"""Secrets at rest: AES-GCM, bound to the place they are stored in, under keys that can be rotated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
+_KEY_ID_BYTES: Final = 4
+_FORMAT: Final = b"\x01"
+_HEAD_BYTES: Final = len(_FORMAT) + _KEY_ID_BYTES + _NONCE_BYTES
+
+
+class UnreadableSecretError(Exception):
+    """A stored secret cannot be decrypted: its key is not set, or the row was tampered with."""
+
+
+class Secrets:
+    """Encrypts and decrypts values of columns. The first key writes; every key reads.
+
+    A sealed value names its key by id, and only opens in the column and row that it was sealed for.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        if not keys or any(len(key) != KEY_BYTES for key in keys):
+            raise ValueError(f"at least one key of {KEY_BYTES} bytes is needed")
+        self._ciphers = {_key_id(key): AESGCM(key) for key in keys}
+        self._writer = _key_id(keys[0])
+
+    def encrypt(self, plain: bytes, *, column: str, row: Sequence[str]) -> bytes:
+        """Seal a value for a column (`table.column`) and the primary key of its row."""
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = self._ciphers[self._writer].encrypt(nonce, plain, _place(column, row))
+        return _FORMAT + self._writer + nonce + sealed
+
+    def decrypt(self, sealed: bytes, *, column: str, row: Sequence[str]) -> bytes:
+        """Open what `encrypt` sealed for the same place.
+
+        Raises:
+            UnreadableSecretError: the key is missing from BASCULE_SECRET_KEY, or the value is not from there.
+        """
+        where = f"{column} of {'/'.join(row)}"
+        if len(sealed) < _HEAD_BYTES or sealed[:1] != _FORMAT:
+            raise UnreadableSecretError(
+                f"{where} is not in a known format; was it written by a later version?"
+            )
+        key_id = sealed[1 : 1 + _KEY_ID_BYTES]
+        cipher = self._ciphers.get(key_id)
+        if cipher is None:
+            raise UnreadableSecretError(
+                f"{where} was encrypted with key {key_id.hex()}, which BASCULE_SECRET_KEY does not hold;"
+                " append that key after the current one"
+            )
+        try:
+            return cipher.decrypt(
+                sealed[1 + _KEY_ID_BYTES : _HEAD_BYTES], sealed[_HEAD_BYTES:], _place(column, row)
+            )
+        except InvalidTag as error:
+            raise UnreadableSecretError(f"{where} was changed or moved outside the service") from error
+
+
+def _key_id(key: bytes) -> bytes:
+    return hashlib.sha256(b"bascule secret key id\0" + key).digest()[:_KEY_ID_BYTES]
+
+
+def _place(column: str, row: Sequence[str]) -> bytes:
+    return json.dumps([column, *row]).encode()
