@@ -26,7 +26,7 @@ from app.store.database import is_unavailable
 from app.store.leases import Lease, LeaseLostError
 from app.store.secrets import Secrets
 from app.store.tools import load_registry, registry_version
-from app.store.wakeups import Wakeups, notify, session_key
+from app.store.wakeups import Wakeups, is_for_runners, notify, wish_key
 from app.store.writer import Writer
 from app.upstream.client import UpstreamClient
 from app.webhooks.delivery import Deliverer
@@ -165,8 +165,10 @@ class Fleet:
                     await self._poll()
                 except Exception as error:
                     log.warning("poll_failed", replica_id=self.replica_id, error=repr(error))
-                await signal.wait(POLL_S)
-                signal.take()
+                due = asyncio.get_running_loop().time() + POLL_S
+                while (left_s := due - asyncio.get_running_loop().time()) > 0:
+                    if await signal.wait(left_s) and is_for_runners(signal.take()):
+                        break
 
     async def _poll(self) -> None:
         """One look at the database: who is free, what is wished, which registries changed."""
@@ -301,7 +303,7 @@ class Fleet:
         with contextlib.suppress(Exception):
             async with self._engine.begin() as connection:
                 await leases.release(connection, self.replica_id, lease)
-                await notify(connection, [session_key(lease.tenant, lease.session_id)])
+                await notify(connection, [wish_key(lease.tenant, lease.session_id)])
 
     async def _stop_runs(self) -> None:
         for run in self._runs.values():

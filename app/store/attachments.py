@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core import protocol
 from app.store import tables
 from app.store.secrets import Secrets, UnreadableSecretError
-from app.store.wakeups import notify, session_key
+from app.store.wakeups import notify, session_key, wish_key
 
 NOT_ATTACHED: Final = frozenset({"ended", "detached"})
 OVER_FOR_GOOD: Final = frozenset({"terminated", "deleted"})
@@ -135,7 +135,7 @@ async def attach(
         if attachment.end_reason in OVER_FOR_GOOD:
             return Refused("session_ended", attachment)
         await _wish(connection, tenant, session_id, **values, **_REOPENED)
-    await notify(connection, [session_key(tenant, session_id)])
+    await notify(connection, [session_key(tenant, session_id), wish_key(tenant, session_id)])
     stored = await get(connection, tenant, session_id)
     assert stored is not None
     return Accepted(stored, is_new=True)
@@ -246,7 +246,7 @@ async def _wish(connection: AsyncConnection, tenant: str, session_id: str, **val
 
 
 async def _accepted(connection: AsyncConnection, tenant: str, session_id: str) -> Accepted:
-    await notify(connection, [session_key(tenant, session_id)])
+    await notify(connection, [session_key(tenant, session_id), wish_key(tenant, session_id)])
     stored = await get(connection, tenant, session_id)
     assert stored is not None
     return Accepted(stored, is_new=True)

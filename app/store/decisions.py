@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core.calls import END_STATES, digest
 from app.store import attachments, calls, tables
 from app.store.calls import CallView
-from app.store.wakeups import notify, session_key
+from app.store.wakeups import notify, session_key, wish_key
 
 WANTED_MAX: Final = 32
 """So many unknown calls are looked for at once in one session; a further one pushes out the oldest."""
@@ -115,7 +115,7 @@ async def decide(
         .where(table.c.tenant == tenant, table.c.session_id == session_id)
         .values(wish=table.c.wish + 1)
     )
-    await notify(connection, [session_key(tenant, session_id)])
+    await notify(connection, [session_key(tenant, session_id), wish_key(tenant, session_id)])
     return Recorded(decision_id, is_new=True)
 
 
@@ -130,7 +130,7 @@ async def want(connection: AsyncConnection, tenant: str, session_id: str, call_i
         .where(table.c.tenant == tenant, table.c.session_id == session_id)
         .values(wanted=[*attachment.wanted, call_id][-WANTED_MAX:], wish=table.c.wish + 1)
     )
-    await notify(connection, [session_key(tenant, session_id)])
+    await notify(connection, [session_key(tenant, session_id), wish_key(tenant, session_id)])
 
 
 async def status(connection: AsyncConnection, tenant: str, decision_id: str) -> tuple[str, str | None] | None:

@@ -41,6 +41,16 @@ def session_key(tenant: str, session_id: str) -> str:
     return f"{tenant}/{session_id}"
 
 
+def wish_key(tenant: str, session_id: str) -> str:
+    """What wakes whoever runs the session; its own writes do not."""
+    return f"?{tenant}/{session_id}"
+
+
+def is_for_runners(keys: frozenset[str] | None) -> bool:
+    """Whether a fleet must look at the database: something was wished, or a registry changed."""
+    return keys is None or any(key[0] == "?" or key[-1] == "/" for key in keys)
+
+
 def registry_key(tenant: str) -> str:
     return f"{tenant}/"
 
