@@ -47,8 +47,9 @@ lock: ## resolve the lock files again (needs uv)
 	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded -o requirements.lock pyproject.toml
 	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
 
-bench: $(VENV)/.dev ## figures of docs/bench (part 6)
-	@echo "bench/ comes with the last part of the plan; nothing to measure yet"; exit 1
+bench: $(VENV)/.run ## what a call costs, alone and among 50 sessions
+	$(BIN)/python -m bench.calls
+	$(BIN)/python -m bench.calls --sessions 50 --calls 40
 
 clean: ## remove the environment and the demo's data
 	rm -rf $(VENV) .bascule
