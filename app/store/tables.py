@@ -252,3 +252,17 @@ messages = Table(
     Index(None, "tenant", "session_id", "seq", unique=True),
     Index(None, "tenant", "session_id", "position"),
 )
+
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("credential", Text, nullable=False),
+    Column("tokens", Double, nullable=False, comment="as of updated_at; below zero when requests went unpaid"),
+    _now("updated_at"),
+    Column("rate_per_min", Double, nullable=False, comment="what the last refusal left of the limit"),
+    Column("refused_at", DateTime(timezone=True), comment="since when the rate recovers"),
+    Column("paused_until", DateTime(timezone=True)),
+    Column("paused_priority", Integer, comment="the highest priority that the pause holds, 0 first"),
+    PrimaryKeyConstraint("tenant", "credential"),
+)

@@ -1,0 +1,256 @@
+"""The statements of a group commit: one per kind of row, for many runs at once.
+
+Columns travel as arrays and are unnested as `w`. Each statement can be repeated with the same rows to the
+same end. `Bulk.of` names the columns that a statement takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import TextClause, text
+
+from app.core.calls import END_STATES
+
+SEPARATOR: Final = "\x1f"
+"""Between the members of a list that travels as text: `unnest` would flatten arrays of arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """A statement over rows that travel as columns; `columns` are their names."""
+
+    statement: TextClause
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sql: str, **types: str) -> Bulk:
+        """Make a statement. `{rows}` in it stands for the unnested rows, `{names}` for their columns."""
+        arrays = ", ".join(f"cast(:{name} as {type_}[])" for name, type_ in types.items())
+        names = ", ".join(types)
+        return cls(
+            text(sql.replace("{rows}", f"unnest({arrays}) as w({names})").replace("{names}", names)),
+            tuple(types),
+        )
+
+
+_SESSION: Final = {"tenant": "text", "session_id": "text"}
+_ONE_CALL: Final = {**_SESSION, "call_id": "text"}
+_SAME_SESSION: Final = "{0}.tenant = w.tenant and {0}.session_id = w.session_id"
+
+HOLD: Final = Bulk.of(
+    """
+    select a.tenant, a.session_id, a.term from attachments a
+    join {rows} on a.tenant = w.tenant and a.session_id = w.session_id and a.term = w.term
+    where a.replica_id = :replica
+    order by a.tenant, a.session_id
+    for no key update of a
+    """,
+    **_SESSION,
+    term="bigint",
+)
+"""Lock the attachments whose terms still hold; a claim waits until the transaction is over."""
+
+_OVER: Final = ", ".join(f"'{state}'" for state in sorted(END_STATES - {"interrupted"}))
+_CHANGING: Final = (
+    "state", "gate_by", "gate_reason", "outcome_unknown", "attempts", "result", "is_error", "posted", "detail"
+)  # fmt: skip
+SAVE_CALLS: Final = Bulk.of(
+    f"""
+    insert into calls ({{names}}) select {{names}} from {{rows}}
+    on conflict (tenant, session_id, id) do update
+    set {", ".join(f"{name} = excluded.{name}" for name in _CHANGING)}, updated_at = now()
+    where calls.state not in ({_OVER}) or calls.state = excluded.state
+    returning calls.id
+    """,  # noqa: S608
+    **_SESSION,
+    id="text",
+    kind="text",
+    tool="text",
+    thread_id="text",
+    input="text",
+    processed_at="text",
+    permission="text",
+    state="text",
+    gate_by="text",
+    gate_reason="text",
+    outcome_unknown="boolean",
+    attempts="integer",
+    result="text",
+    is_error="boolean",
+    posted="boolean",
+    detail="text",
+)
+"""Store calls as they now stand. One that is over in the store is not opened again, nor its id returned."""
+
+RULE: Final = Bulk.of(
+    """
+    update decisions d set status = w.status, refusal = w.refusal from {rows}
+    where d.tenant = w.tenant and d.id = w.id and d.session_id = w.session_id
+    """,
+    **_SESSION,
+    id="text",
+    status="text",
+    refusal="text",
+)
+"""Note what became of decisions that were made through the service."""
+
+SPEND: Final = Bulk.of(
+    f"""
+    update decisions d set status = 'spent' from {{rows}}
+    where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status = 'accepted'
+    """,  # noqa: S608
+    **_ONE_CALL,
+)
+"""A call needs a second decision: its first has released the delivery whose outcome is unknown."""
+
+DISPLACE: Final = Bulk.of(
+    f"""
+    update decisions d set status = 'refused', refusal = 'Somebody else decided first.' from {{rows}}
+    where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status = 'sending'
+    """,  # noqa: S608
+    **_ONE_CALL,
+)
+"""A verdict was seen upstream: one that is on its way makes room for it."""
+
+SEE_DECISIONS: Final = Bulk.of(
+    "insert into decisions ({names}) select {names} from {rows} on conflict do nothing",
+    **_ONE_CALL,
+    id="text",
+    result="text",
+    status="text",
+    decided_by="text",
+    via="text",
+    deny_message="text",
+)
+"""Keep verdicts that others gave."""
+
+KEEP_BODIES: Final = Bulk.of(
+    "insert into bodies ({names}) select {names} from {rows} on conflict do nothing",
+    **_ONE_CALL,
+    body="bytea",
+)
+
+START_ATTEMPTS: Final = Bulk.of(
+    """
+    insert into deliveries (tenant, session_id, call_id, attempt, tool, replica_id, deadline_at)
+    select tenant, session_id, call_id, attempt, tool, :replica, now() + make_interval(secs => left_s)
+    from {rows} on conflict do nothing
+    """,
+    **_ONE_CALL,
+    attempt="integer",
+    tool="text",
+    left_s="double precision",
+)
+
+END_ATTEMPTS: Final = Bulk.of(
+    f"""
+    update deliveries d set finished_at = now(), http_status = w.http_status, code = w.code, reply = w.reply
+    from {{rows}} where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.attempt = w.attempt
+    """,  # noqa: S608
+    **_ONE_CALL,
+    attempt="integer",
+    http_status="integer",
+    code="text",
+    reply="bytea",
+)
+
+_MESSAGE: Final = {
+    **_SESSION, "id": "text", "content": "text", "thread_id": "text", "processed_at": "text", "term": "bigint"
+}  # fmt: skip
+
+DROP_PARTIALS: Final = Bulk.of(
+    f"""
+    delete from messages m using {{rows}}
+    where {_SAME_SESSION.format("m")} and m.id = w.id and m.state = 'partial'
+    """,  # noqa: S608
+    **_SESSION,
+    id="text",
+)
+
+SAVE_PARTIALS: Final = Bulk.of(
+    """
+    insert into messages ({names}, state) select {names}, 'partial' from {rows}
+    on conflict (tenant, session_id, id) do update
+    set content = excluded.content, term = excluded.term, updated_at = now()
+    where messages.state = 'partial'
+    """,
+    **_MESSAGE,
+)
+
+SAVE_FINALS: Final = Bulk.of(
+    f"""
+    with new as (
+        select w.*, row_number() over (partition by w.tenant, w.session_id order by w.place) as step
+        from {{rows}}
+        where not exists (
+            select from messages m where {_SAME_SESSION.format("m")} and m.id = w.id and m.state = 'final')
+    ), raised as (
+        update attachments a set message_seq = a.message_seq + n.steps
+        from (select tenant, session_id, count(*) as steps from new group by 1, 2) n
+        where a.tenant = n.tenant and a.session_id = n.session_id
+        returning a.tenant, a.session_id, a.message_seq - n.steps as base
+    )
+    insert into messages ({", ".join(_MESSAGE)}, state, seq)
+    select {", ".join(f"new.{name}" for name in _MESSAGE)}, 'final', raised.base + new.step
+    from new join raised on raised.tenant = new.tenant and raised.session_id = new.session_id
+    on conflict (tenant, session_id, id) do update
+    set state = 'final', seq = excluded.seq, content = excluded.content, term = excluded.term,
+        thread_id = excluded.thread_id, processed_at = excluded.processed_at, updated_at = now()
+    """,  # noqa: S608
+    **_MESSAGE,
+    place="bigint",
+)
+"""Finals get the session's next numbers as they commit, in the order of `place`.
+
+The attachment is locked, so that numbers have no gaps and a poll cursor passes none. A final that is stored
+already stands.
+"""
+
+
+def _list(name: str) -> str:
+    return f"coalesce(string_to_array(nullif(w.{name}, ''), '{SEPARATOR}'), '{{}}')"
+
+
+SAVE_ATTACHMENTS: Final = Bulk.of(
+    f"""
+    update attachments a set
+        cursor_at = case when w.has_progress then w.cursor_at else a.cursor_at end,
+        reconnects = case when w.has_progress then w.reconnects else a.reconnects end,
+        idle_id = case when w.has_progress then w.idle_id else a.idle_id end,
+        idle_deadline = case when w.has_progress then now() + make_interval(secs => w.idle_left_s)
+            else a.idle_deadline end,
+        flags = case when w.has_progress then {_list("flags")} else a.flags end,
+        missing = case when w.has_progress then {_list("missing")} else a.missing end,
+        primary_thread_id = case when w.has_progress then w.primary_thread_id else a.primary_thread_id end,
+        environment = case when w.has_progress then w.environment else a.environment end,
+        status = case when w.has_progress or w.is_over then w.status else a.status end,
+        end_reason = case when w.is_over then w.end_reason else a.end_reason end,
+        end_detail = case when w.is_over then w.end_detail else a.end_detail end,
+        terminal_event_id = case when w.is_over then w.terminal_event_id else a.terminal_event_id end,
+        replica_id = case when w.is_over then null else a.replica_id end,
+        last_event_at = case when w.has_events then now() else a.last_event_at end,
+        wish_seen = greatest(a.wish_seen, w.wish_seen),
+        wanted = case when w.wish_seen >= a.wish then '{{}}' else a.wanted end,
+        updated_at = now()
+    from {{rows}} where {_SAME_SESSION.format("a")}
+    """,  # noqa: S608
+    **_SESSION,
+    status="text",
+    cursor_at="double precision",
+    reconnects="integer",
+    idle_id="text",
+    idle_left_s="double precision",
+    flags="text",
+    missing="text",
+    primary_thread_id="text",
+    environment="text",
+    end_reason="text",
+    end_detail="text",
+    terminal_event_id="text",
+    is_over="boolean",
+    has_events="boolean",
+    has_progress="boolean",
+    wish_seen="bigint",
+)
