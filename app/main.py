@@ -20,6 +20,11 @@ from app.store.secrets import Secrets
 from app.store.wakeups import Wakeups
 from app.webhooks.egress import Egress, UrlRefused
 
+RUN_CONNECTIONS_MAX = 5
+"""Connections of a replica's runs, beside those of its requests."""
+RUN_LOCK_LIMIT_S = 1.0
+"""How long a run's write waits for somebody else's lock; then it is tried again, without its neighbours."""
+
 __all__ = ["Bridge", "build_bridge", "create_app"]
 
 
@@ -46,14 +51,23 @@ def build_bridge(settings: Settings, database_url: str) -> Bridge:
 
     secrets = Secrets(secret_keys(settings.secret_key))
     wakeups = Wakeups(direct_url.get_secret_value() if direct_url else database_url, engine)
-    return Bridge(
-        settings=settings,
-        engine=engine,
-        secrets=secrets,
-        wakeups=wakeups,
-        check_url=check_url,
-        running=lambda: replica(settings, engine, secrets, wakeups, egress),
-    )
+
+    @contextlib.asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        # Connections of their own: a run must not lose its lease because requests hold all others.
+        own = create_engine(
+            database_url,
+            connections_max=RUN_CONNECTIONS_MAX,
+            is_behind_pooler=settings.is_behind_pooler,
+            lock_limit_s=RUN_LOCK_LIMIT_S,
+        )
+        try:
+            async with replica(settings, own, secrets, wakeups, egress):
+                yield
+        finally:
+            await own.dispose()
+
+    return Bridge(settings, engine, secrets, wakeups, check_url, running)
 
 
 def create_app(bridge: Bridge) -> FastAPI:

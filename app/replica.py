@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets as chance
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app import __version__
+from app.runner.budget import Budgets
 from app.runner.fleet import Fleet
 from app.settings import Settings
 from app.store.secrets import Secrets
@@ -24,18 +26,30 @@ from app.webhooks.egress import Egress
 STREAMS_MAX: Final = 10_000
 """How many sessions one replica streams at a time."""
 REQUESTS_MAX: Final = 100
-"""How many other requests to upstream are under way at a time."""
+"""How many reads of upstream are under way at a time."""
+SENDS_MAX: Final = 100
+"""How many sends are; they never wait behind reads."""
 DEFAULT: Final = "default"
 
 
 @contextlib.asynccontextmanager
 async def replica(
-    settings: Settings, engine: AsyncEngine, secrets: Secrets, wakeups: Wakeups, egress: Egress
+    settings: Settings,
+    engine: AsyncEngine,
+    secrets: Secrets,
+    wakeups: Wakeups,
+    egress: Egress,
+    *,
+    budget_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[Fleet]:
-    """Serve attachments until the block ends."""
+    """Serve attachments until the block ends. `budget_sleep` passes the time until the budget refills."""
     key = settings.anthropic_api_key
     credential = Credential("api_key", key.get_secret_value()) if key is not None else None
-    async with open_session(STREAMS_MAX, for_streams=True) as streams, open_session(REQUESTS_MAX) as requests:
+    async with (
+        open_session(STREAMS_MAX, for_streams=True) as streams,
+        open_session(REQUESTS_MAX) as requests,
+        open_session(SENDS_MAX) as sends,
+    ):
 
         def client_for(tenant: str, name: str, extra_headers: Mapping[str, str]) -> UpstreamClient | None:
             # Credentials of other tenants come with `PUT /credentials`; the environment's is this one's only.
@@ -46,14 +60,17 @@ async def replica(
                 credential,
                 streams=streams,
                 requests=requests,
+                sends=sends,
                 extra_headers=extra_headers,
             )
 
         deliverer = Deliverer(egress, version=__version__)
         replica_id = f"{socket.gethostname()}-{chance.token_hex(4)}"
-        fleet = Fleet(replica_id, engine, secrets, wakeups, deliverer, client_for)
+        budgets = Budgets(engine, settings.upstream_limit_per_min, sleep=budget_sleep)
+        fleet = Fleet(replica_id, engine, secrets, wakeups, deliverer, client_for, budget_for=budgets.of)
         try:
             async with fleet.running():
                 yield fleet
         finally:
+            await budgets.close()
             await deliverer.close()

@@ -32,6 +32,14 @@ FOREIGN_PREFIXES: Final = ("BASCULE_TEST_",)
 SECRET_KEY_BYTES: Final = 32
 ADMIN_KEY_CHARS_MIN: Final = 16
 
+PUBLIC_API_HOST: Final = "api.anthropic.com"
+PUBLIC_API_REQUESTS_PER_MIN: Final = 600
+"""What the public API allows an organisation for most session operations."""
+REQUESTS_PER_MIN_MIN: Final = 10
+REQUESTS_PER_MIN_MAX: Final = 1_000_000
+
+RETENTION_DAYS_MAX: Final = 36_500
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -78,6 +86,12 @@ def _admin_key(value: SecretStr) -> SecretStr:
     return value
 
 
+def _requests_per_min(value: int) -> int:
+    if value != 0 and not REQUESTS_PER_MIN_MIN <= value <= REQUESTS_PER_MIN_MAX:
+        raise ValueError(f"must be {REQUESTS_PER_MIN_MIN} to {REQUESTS_PER_MIN_MAX}, or 0 for no limit")
+    return value
+
+
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 
@@ -95,10 +109,13 @@ class Settings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     public_url: HttpUrl | None = None
     upstream_url: HttpUrl = "https://api.anthropic.com"
+    upstream_requests_per_min: Annotated[int, AfterValidator(_requests_per_min)] | None = None
     anthropic_api_key: SecretStr | None = None
     secret_key: Annotated[SecretStr, AfterValidator(_secret_keys)] | None = None
     admin_key: Annotated[SecretStr, AfterValidator(_admin_key)] | None = None
     webhook_allow: Annotated[tuple[Network, ...], BeforeValidator(_networks)] = ()
+    retention_sessions_days: Annotated[int, Field(ge=0, le=RETENTION_DAYS_MAX)] = 90
+    retention_deliveries_days: Annotated[int, Field(ge=0, le=RETENTION_DAYS_MAX)] = 30
     migrate: bool = False
     log_format: Literal["json", "text"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -107,6 +124,14 @@ class Settings(BaseModel):
     def is_embedded(self) -> bool:
         """Whether the service keeps a PostgreSQL of its own in `data_dir`."""
         return self.database_url is None
+
+    @property
+    def upstream_limit_per_min(self) -> int:
+        """How many requests a minute may go upstream with one credential; 0 means any number."""
+        if self.upstream_requests_per_min is not None:
+            return self.upstream_requests_per_min
+        is_public = urlsplit(self.upstream_url).hostname == PUBLIC_API_HOST
+        return PUBLIC_API_REQUESTS_PER_MIN if is_public else 0
 
     @property
     def is_behind_pooler(self) -> bool:

@@ -61,7 +61,7 @@ class Connection:
         was_empty = self.is_open and not self.has_events and failure is None
         if self.is_open:
             self.is_reading = False
-        self.is_open = self.is_covered = False
+        self.is_open = self.is_covered = self.is_degraded = False
         if self.sweep_at is None and not self.is_reading:
             self.sweep_at = now + SWEEP_S
         if failure is not None and is_fatal(failure.status):

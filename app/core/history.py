@@ -35,6 +35,7 @@ class History:
         self.primary_thread_id: str | None = None
         self.newest_at: float | None = None
         self.recent = SeenIds()
+        self.untimed: Remembered[None] = Remembered()
         self._wanted: dict[str | None, tuple[str, ...]] = {}
         self._kept = kept
         self._is_first_thread = True
@@ -47,6 +48,8 @@ class History:
         if at is not None:
             self.newest_at = max(at, self.newest_at or at)
             self.recent.note(event.id, at)
+        elif event.id:
+            self.untimed.keep(event.id, None)
         if not isinstance(event, NEUTRAL):
             self.trailing = event
         match event:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from app.core.calls import STATES, Call, State
@@ -32,19 +33,26 @@ class Remembered(OrderedDict[str, _V]):
 class Ledger:
     """Calls by id: `calls` are open, `over` have ended, `foreign` are in a state that this version lacks.
 
-    `running` are deliveries under way here, `posts` the sends in the making. Foreign calls are never touched.
+    `queued` and `dispatched` are the ids of those among the open ones, the former in the order in which they
+    began to wait. `running` are deliveries under way here, `posts` the sends in the making. Foreign calls are
+    never touched.
     """
 
     def __init__(self, open_: Iterable[Call], over: Iterable[Call]) -> None:
         self.calls: dict[str, Call] = {}
+        self.queued: dict[str, None] = {}
+        self.dispatched: set[str] = set()
         self.foreign: dict[str, Call] = {}
-        for call in open_:
-            (self.calls if call.state in STATES else self.foreign)[call.id] = call
         self.over: Remembered[Call] = Remembered()
-        for call in over:
-            self.over.keep(call.id, call)
+        for call in open_:
+            if call.state in STATES:
+                self.hold(call)
+            else:
+                self.foreign[call.id] = call
         self.running: set[str] = set()
         self.posts: dict[str, Post] = {}
+        for call in over:
+            self.remember(call)
         self.effects: list[Effect] = []
         self._number = 0
 
@@ -68,20 +76,41 @@ class Ledger:
     def save(self, call: Call, state: State) -> Call:
         """Put the call in an open state."""
         call = call.step(state)
-        self.calls[call.id] = call
+        self.hold(call)
         self.emit(SaveCall(call))
         return call
 
     def finish(self, call: Call, state: State) -> None:
         """Put the call in an end state; a send that waits is forgotten."""
         self.calls.pop(call.id, None)
+        self._index(call.id, None)
         self.withdraw(call.id)
         self.amend(call.step(state))
 
     def amend(self, call: Call) -> None:
         """Store one more fact about a call that is over."""
-        self.over.keep(call.id, call)
+        self.remember(call)
         self.emit(SaveCall(call))
+
+    def hold(self, call: Call) -> None:
+        """Keep an open call, under its state."""
+        self.calls[call.id] = call
+        self._index(call.id, call.state)
+
+    def _index(self, call_id: str, state: str | None) -> None:
+        if state == "queued":
+            self.queued.setdefault(call_id)
+        else:
+            self.queued.pop(call_id, None)
+        if state == "dispatched":
+            self.dispatched.add(call_id)
+        else:
+            self.dispatched.discard(call_id)
+
+    def remember(self, call: Call) -> None:
+        """Keep a call that is over; what it said and came to is only needed if it can be revived."""
+        is_needed = call.state == "interrupted" or call.id in self.running
+        self.over.keep(call.id, call if is_needed else replace(call, input=b"", result=None))
 
     def withdraw(self, call_id: str) -> None:
         """Forget a send that is not needed any more."""

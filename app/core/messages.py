@@ -55,6 +55,10 @@ class Messages:
         """Whether `partials` has something to tell."""
         return bool(self._changed)
 
+    def is_final(self, id_: str) -> bool:
+        """Whether the whole message is known."""
+        return id_ in self._final_ids
+
     def partials(self) -> list[Snapshot]:
         """The open previews that changed since this was last asked, in the order of their first appearance.
 

@@ -20,6 +20,8 @@ RACE_TRIES_MAX: Final = 8
 """How often "no such call" is taken for a call that upstream has not committed yet."""
 
 DEGRADED_AFTER_S: Final = 300.0
+SEND_S: Final = 6.0
+"""How long a send may take. One that was cut without an answer is given that long before history is asked."""
 LOOK_ROUNDS: Final = 2
 """How many lists must show no answer before a send of unknown outcome is repeated."""
 
@@ -72,6 +74,7 @@ class LookFirst:
     rounds: int
     retrieve: bool
     after_s: float = 0.0
+    floor_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,8 @@ def after_send(post: Post, call: Call, failure: Failure, now: float) -> AfterSen
         return Again(post.delay_s(), failure.retry_after_s)
     post.looking_for = failure
     post.conflicts += failure.status == 409
-    return LookFirst(rounds=LOOK_ROUNDS, retrieve=failure.status == 409)
+    floor_s = SEND_S if failure.status is None else None
+    return LookFirst(rounds=LOOK_ROUNDS, retrieve=failure.status == 409, floor_s=floor_s)
 
 
 def after_look(

@@ -332,8 +332,9 @@ class Withdraw:
 class Look:
     """Read history for what settles this call; report with `Looked`.
 
-    `rounds` lists, 2 s apart, stopping at the first that shows an answer or verdict; `retrieve` asks for
-    the session too.
+    `rounds` lists, 2 s apart, stopping at the first that shows an answer, or a verdict if `is_for_verdict`;
+    `retrieve` asks for the session too. `floor_s` is waited at least: a send that was cut may still be
+    worked on.
     """
 
     call_id: str
@@ -341,6 +342,8 @@ class Look:
     rounds: int = 1
     retrieve: bool = False
     after_s: float = 0.0
+    floor_s: float | None = None
+    is_for_verdict: bool = False
     number: int = field(default=0, compare=False)
 
 

@@ -118,11 +118,12 @@ class Router:
             del self._orphans[0]
             if call is not None and call.state == "dispatched" and call.id not in self._ledger.running:
                 self._redeliver(call)
-        for call in [c for c in self._ledger.calls.values() if c.state == "queued"]:
+        for call_id in list(self._ledger.queued):
             if self._is_full():
                 return
-            if call.id in self._unread:
+            if call_id in self._unread:
                 continue
+            call = self._ledger.calls[call_id]
             tool = self._tool(call)
             is_gated = tool is not None and tool_gate(tool) is not None and call.confirmation != "allow"
             if tool is None or not tool.enabled or is_gated:
@@ -131,13 +132,14 @@ class Router:
                 self._deliver(call, tool)
 
     def _is_full(self) -> bool:
-        calls = self._ledger.calls.values()
+        if self.is_stopping:
+            return True
         # A delivery of an earlier run may still be under way elsewhere, unless it is known not to be.
-        dispatched = {call.id for call in calls if call.state == "dispatched"}
-        busy = self._ledger.running | dispatched.difference(self._orphans)
-        if self.is_stopping or len(busy) >= self.settings.concurrency:
+        busy = self._ledger.running | self._ledger.dispatched.difference(self._orphans)
+        if len(busy) >= self.settings.concurrency:
             return True
         # One at a time means strict order: the next call starts once this one's post was attempted.
+        calls = self._ledger.calls.values()
         return self.settings.concurrency == 1 and any(self._sends.is_on_its_way(call) for call in calls)
 
     def _deliver(self, call: Call, tool: Tool) -> None:
@@ -171,7 +173,8 @@ class Router:
 
     def _redeliver(self, call: Call) -> None:
         tool = self._tool(call)
-        if tool is not None and tool.retry == "safe":
+        is_open = tool is not None and (tool_gate(tool) is None or call.confirmation == "allow")
+        if tool is not None and tool.enabled and tool.retry == "safe" and is_open:
             self._deliver(call, tool)
             return
         text = (
@@ -267,7 +270,7 @@ class Router:
 
     def adopt(self, call: Call) -> None:
         """Take in an open call that the store held and memory did not."""
-        self._ledger.calls[call.id] = call
+        self._ledger.hold(call)
         self._unread.add(call.id)
 
     def interrupt(self, interrupt: ev.Interrupt) -> None:

@@ -189,7 +189,18 @@ class Sends:
     def _look(self, call: Call, post: posting.Post, step: posting.LookFirst) -> None:
         post.number = self._ledger.next_number()
         since = posting.look_since(call)
-        self._ledger.emit(Look(call.id, since, step.rounds, step.retrieve, step.after_s, post.number))
+        is_for_verdict = post.purpose == "verdict"
+        look = Look(
+            call.id,
+            since,
+            step.rounds,
+            step.retrieve,
+            step.after_s,
+            step.floor_s,
+            is_for_verdict,
+            post.number,
+        )
+        self._ledger.emit(look)
 
     def _event(self, call: Call, post: posting.Post) -> bytes:
         if post.purpose == "verdict":

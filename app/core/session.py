@@ -18,7 +18,7 @@ from app.core.connection import Connection
 from app.core.gate import UNREAD, read_policies
 from app.core.history import History
 from app.core.idle import NEUTRAL, IdleClock
-from app.core.ledger import Ledger
+from app.core.ledger import Ledger, Remembered
 from app.core.messages import Messages
 from app.core.routing import Router
 from app.core.seen import OVERLAP_S, SeenIds
@@ -77,6 +77,7 @@ class SessionMachine:
         self._is_full_read_wanted = False
         self._cursor_at = progress.cursor_at
         self._seen = SeenIds()
+        self._untimed: Remembered[None] = Remembered()
         self._missing: tuple[str, ...] = ()
         self._live_at = 0.0
         self._is_retrieving = False
@@ -180,6 +181,11 @@ class SessionMachine:
         """Calls that the history read shows unanswered and that memory does not hold: look them up."""
         uses = self._history.uses if self._history is not None else ()
         return tuple(id_ for id_ in uses if self.ledger.find(id_) is None)
+
+    @property
+    def read_number(self) -> int:
+        """The number of the last `ReadHistory`: what other reads report is not taken."""
+        return self._connection.read_number
 
     def next_wake(self, now: float) -> float | None:
         """When to send `Tick` at the latest; None if time alone changes nothing."""
@@ -315,6 +321,8 @@ class SessionMachine:
         if self._connection.is_open and (self._idle.is_stale or is_news):
             self._idle.observe_history(trailing, now, is_blocked=self._is_blocked)
         self._seen.merge(history.recent)
+        for id_ in history.untimed:
+            self._untimed.keep(id_, None)
         if history.newest_at is not None:
             self._cursor_at = max(history.newest_at, self._cursor_at or history.newest_at)
 
@@ -383,7 +391,8 @@ class SessionMachine:
                 pass
             case _:
                 assert_never(event)
-        self._idle.observe(event, now, is_blocked=self._is_blocked)
+        if not self._was_listed(event):
+            self._idle.observe(event, now, is_blocked=self._is_blocked)
         if event.at is not None:
             if not isinstance(event, NEUTRAL):
                 self._live_at = max(self._live_at, event.at)
@@ -402,6 +411,16 @@ class SessionMachine:
             return True
         is_settled = self._connection.is_covered and self._cursor_at is not None
         return is_settled and event.at < (self._cursor_at or 0.0) - OVERLAP_S
+
+    def _was_listed(self, event: ev.AnyEvent) -> bool:
+        """Whether history told of this event, and of what followed it: it says nothing about now."""
+        match event:
+            case ev.PreviewStart():
+                return self.messages.is_final(event.event.id)
+            case ev.PreviewDelta():
+                return self.messages.is_final(event.event_id)
+            case _:
+                return event.id in (self._untimed if event.at is None else self._seen)
 
     def _advance(self, at: float) -> None:
         """Move the cursor; never past a gap that no history read has closed."""

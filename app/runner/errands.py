@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -20,8 +20,11 @@ from app.core.calls import Call
 from app.core.retry import wait_s
 from app.core.tools import Tool
 from app.logs import logger
+from app.runner.budget import UNLIMITED, Budget, Unlimited
 from app.store import runs
 from app.store.batches import AttemptEnd, AttemptStart, Batch
+from app.store.budgets import Priority
+from app.store.database import is_unavailable
 from app.store.leases import SEND_S, Lease
 from app.store.writer import Writer
 from app.upstream.client import UpstreamClient
@@ -33,10 +36,15 @@ STREAM_BUFFER_MAX: Final = 10_000
 """How many events are buffered while history is read; then upstream is read no further."""
 LOOK_EVERY_S: Final = 2.0
 """The time between the lists of one look."""
+RETRIEVE_REQUESTS: Final = 2
+"""What a RETRIEVE asks for: the session, and its environment."""
 ORPHANS_EVERY_S: Final = 1.0
 TRUST_POLL_S: Final = 0.2
-DRAIN_S: Final = 30.0
-"""How long deliveries under way may finish after their run."""
+SLOT_WAIT_S: Final = 1.0
+"""A delivery that waited longer for a slot of its tool has its deadline noted again."""
+LEAVE_TRIES_S: Final = 60.0
+"""How long results of a run that is over are tried to be left while the database is away."""
+LEAVE_EVERY_S: Final = 0.5
 
 _SETTLING: Final = (
     "user.tool_result",
@@ -59,7 +67,7 @@ class Parts:
     """What every run of a replica shares.
 
     `trusted_for_s` says for how many seconds the replica's leases still hold, `draw` is a random number in
-    [0, 1).
+    [0, 1). `budget` is shared by the runs of one credential.
     """
 
     replica_id: str
@@ -68,13 +76,17 @@ class Parts:
     deliverer: Deliverer
     trusted_for_s: Callable[[], float]
     draw: Callable[[], float]
+    budget: Budget | Unlimited = UNLIMITED
 
 
 class Errands:
     """The tasks of one run.
 
     `orphans` are calls whose delivery an earlier run began; once history was read, they are watched until
-    it reported, or nobody is left who could. `failed` is called when a task ends by a defect.
+    it reported, or nobody is left who could. `failed` is called with what ended a task by a defect.
+
+    What a delivery came to is remembered until `kept` says that it is stored; `drain` leaves the rest to the
+    next run.
     """
 
     def __init__(
@@ -85,17 +97,21 @@ class Errands:
         inbox: asyncio.Queue[p.Notice],
         *,
         orphans: Iterable[str],
-        failed: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self.ended: list[AttemptEnd] = []
         self.may_forward = asyncio.Event()
         self._lease = lease
         self._client = client
         self._parts = parts
+        self._budget = parts.budget
         self._inbox = inbox
         self._orphans = set(orphans)
         self._failed = failed
         self._has_left = False
+        self._outcomes: dict[str, p.Delivered] = {}
+        self._unstarted: set[tuple[str, int]] = set()
+        self._is_connecting = False
         self._single: dict[str, asyncio.Task[None]] = {}
         self._sends: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._leaving: set[tuple[str, int]] = set()
@@ -138,23 +154,49 @@ class Errands:
     def are_sends_leaving(self) -> bool:
         return bool(self._leaving)
 
+    def kept(self, call_id: str) -> None:
+        """The result of the call's delivery is stored."""
+        self._outcomes.pop(call_id, None)
+
     async def leave(self) -> None:
-        """End everything but deliveries under way; from now on their results are left to the next run."""
+        """End everything but deliveries and sends under way; results are left to the next run from now on.
+
+        A send that has left is waited for: the next run must not repeat it before it is over.
+        """
         self._has_left = True
-        tasks = [*self._single.values(), *self._sends.values()]
+        leaving = [task for key, task in self._sends.items() if key in self._leaving]
+        tasks = [*self._single.values(), *(task for task in self._sends.values() if task not in leaving)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.sends_left(SEND_S)
+        for task in leaving:
+            task.cancel()
 
-    async def drain(self, timeout_s: float = DRAIN_S) -> None:
-        """After `leave`: let deliveries finish, end those that do not, and note how the attempts went."""
+    async def drain(self, timeout_s: float | None) -> None:
+        """After `leave`: let deliveries finish, within `timeout_s` if given, and leave what they came to."""
         tasks = dict(self._deliveries)
-        if tasks and timeout_s > 0:
+        if tasks and timeout_s != 0:
             await asyncio.wait(tasks.values(), timeout=timeout_s)
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
+        deadline = asyncio.get_running_loop().time() + LEAVE_TRIES_S
+        while True:
+            try:
+                await self._leave_results(tasks)
+                return
+            except Exception as error:
+                if not is_unavailable(error) or asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(LEAVE_EVERY_S)
+
+    async def _leave_results(self, tasks: Iterable[str]) -> None:
         async with self._parts.engine.begin() as connection:
+            for left in self._outcomes.values():
+                await runs.leave_result(connection, self._lease, left.call_id, left.attempts, left.result,
+                                        unknown=left.outcome_unknown)  # fmt: skip
+            await runs.take_back(connection, self._lease, self._unstarted)
             await runs.leave_attempts(connection, self._parts.replica_id, self._lease, self.ended, tasks)
 
     # ---- tasks
@@ -168,7 +210,7 @@ class Errands:
                 del tasks[key]
             if not finished.cancelled() and (error := finished.exception()) is not None:
                 log.error("task_failed", session_id=self._lease.session_id, error=repr(error))
-                self._failed()
+                self._failed(error)
 
         task.add_done_callback(done)
 
@@ -192,7 +234,8 @@ class Errands:
     async def _retrieve(self) -> None:
         facts: p.SessionFacts | None = None
         try:
-            facts = await self._client.retrieve(self._lease.session_id)
+            async with self._budget.turn(Priority.RECONNECT, RETRIEVE_REQUESTS):
+                facts = await self._client.retrieve(self._lease.session_id)
         except UpstreamError as error:
             log.info("retrieve_failed", session_id=self._lease.session_id, status=error.failure.status)
         await self._inbox.put(p.Retrieved(facts))
@@ -205,7 +248,11 @@ class Errands:
         failure: p.Failure | None = None
         async with asyncio.TaskGroup() as group:
             try:
-                async with self._client.stream(self._lease.session_id, effect.previews) as stream:
+                async with (
+                    self._budget.turn(Priority.RECONNECT),
+                    self._client.stream(self._lease.session_id, effect.previews) as stream,
+                ):
+                    self._is_connecting = True
                     await self._inbox.put(p.StreamOpened())
                     group.create_task(self._forward(buffer))
                     async for event in stream:
@@ -225,7 +272,8 @@ class Errands:
 
     async def _read_history(self, effect: p.ReadHistory) -> None:
         await self._pause(effect.after_s, effect.floor_s)
-        pages = self._client.pages(self._lease.session_id, effect.since)
+        priority = Priority.RECONNECT if self._is_connecting else Priority.SWEEP
+        pages = self._pages(priority, effect.since)
         try:
             async with contextlib.aclosing(pages):
                 async for page in pages:
@@ -233,18 +281,33 @@ class Errands:
         except UpstreamError as error:
             await self._inbox.put(p.HistoryFailed(error.failure, effect.number))
             return
+        self._is_connecting = False
         await self._inbox.put(p.HistoryRead(number=effect.number))
         if self._orphans and "orphans" not in self._single:
             self._start(self._single, "orphans", self._watch_orphans())
 
+    async def _pages(
+        self, priority: Priority, since: float | None, types: Sequence[str] = ()
+    ) -> AsyncGenerator[list[ev.AnyEvent], None]:
+        """Walk the history. The first page waits for its turn; those after it pay when they have come."""
+        pages = self._client.pages(self._lease.session_id, since, types)
+        async with self._budget.turn(priority), contextlib.aclosing(pages):
+            is_paid = True
+            async for page in pages:
+                if not is_paid:
+                    await self._budget.take(priority)
+                is_paid = False
+                yield page
+
     async def _send(self, effect: p.Send) -> None:
         await self._pause(effect.after_s, effect.floor_s)
-        await self._trust(SEND_S)
         key = (effect.call_id, effect.number)
-        self._leaving.add(key)
         failure: p.Failure | None = None
         try:
-            await self._client.send(self._lease.session_id, effect.event)
+            async with self._budget.turn(Priority.ANSWER):
+                await self._trust(SEND_S)
+                self._leaving.add(key)
+                await self._client.send(self._lease.session_id, effect.event)
         except UpstreamError as error:
             failure = error.failure
         finally:
@@ -252,7 +315,7 @@ class Errands:
         await self._inbox.put(p.Sent(effect.call_id, failure, effect.number))
 
     async def _look(self, effect: p.Look) -> None:
-        await self._pause(effect.after_s)
+        await self._pause(effect.after_s, effect.floor_s)
         findings: p.Findings | None = None
         with contextlib.suppress(UpstreamError):
             for number in range(effect.rounds):
@@ -260,11 +323,12 @@ class Errands:
                     await asyncio.sleep(LOOK_EVERY_S)
                 findings = None
                 findings = await self._find(effect.call_id, effect.since)
-                if findings.answers or findings.verdicts:
+                if findings.answers or (effect.is_for_verdict and findings.verdicts):
                     break
         if effect.retrieve and findings is not None:
             try:
-                session = await self._client.retrieve(self._lease.session_id)
+                async with self._budget.turn(Priority.ANSWER, RETRIEVE_REQUESTS):
+                    session = await self._client.retrieve(self._lease.session_id)
                 findings = replace(findings, session=session)
             except UpstreamError as error:
                 findings = replace(findings, is_gone=error.failure.status in (404, 410))
@@ -273,7 +337,7 @@ class Errands:
     async def _find(self, call_id: str, since: float | None) -> p.Findings:
         """Read the history for all that can settle the call."""
         found: list[ev.AnyEvent] = []
-        pages = self._client.pages(self._lease.session_id, since, _SETTLING)
+        pages = self._pages(Priority.ANSWER, since, _SETTLING)
         async with contextlib.aclosing(pages):
             async for page in pages:
                 found += page
@@ -299,21 +363,36 @@ class Errands:
                 body = await runs.body(connection, lease, call.id)
         if body is None:
             body = build_body(call, lease.session_id)
-        await self._trust(0.0)
         request = DeliveryRequest(lease.tenant, lease.session_id, call, tool, body, call.attempts)
-        outcome = await self._parts.deliverer.deliver(request, _AttemptLog(self, call, tool))
-        if self._has_left:
-            async with self._parts.engine.begin() as connection:
-                await runs.leave_result(connection, lease, call.id, outcome.attempts, outcome.result,
-                                        unknown=outcome.outcome_unknown)  # fmt: skip
+        try:
+            outcome = await self._parts.deliverer.deliver(request, _AttemptLog(self, call, tool))
+        except _NotStartedError:
+            self._unstarted.add((call.id, call.attempts))
             return
         notice = p.Delivered(
             call.id, outcome.result, outcome.attempts, outcome_unknown=outcome.outcome_unknown
         )
-        await self._inbox.put(notice)
+        self._outcomes[call.id] = notice
+        if not self._has_left:
+            await self._inbox.put(notice)
 
-    async def start_attempt(self, start: AttemptStart) -> None:
-        await self._parts.writer.submit(Batch(self._lease, started=[start]))
+    async def start_attempt(self, start: AttemptStart, *, is_first: bool, is_noted: bool) -> None:
+        """Let an attempt leave: under a lease that holds, and once the store knows of it.
+
+        A first attempt does not leave any more once the run is over; one that repeats another may, for its
+        call is answered by this delivery alone until its deadline.
+
+        Raises:
+            _NotStartedError: the run is over, and nothing has left.
+        """
+        while is_first and (self._has_left or self._parts.trusted_for_s() <= 0):
+            if self._has_left:
+                raise _NotStartedError
+            await asyncio.sleep(TRUST_POLL_S)
+        if not is_noted and not self._has_left:
+            ended = [end for end in self.ended if end.call_id == start.call_id]
+            self.ended = [end for end in self.ended if end.call_id != start.call_id]
+            await self._parts.writer.submit(Batch(self._lease, started=[start], ended=ended))
 
     async def _watch_orphans(self) -> None:
         """Wait while whoever delivers a call of an earlier run may still report; then say that none will."""
@@ -334,6 +413,10 @@ class Errands:
                 await asyncio.sleep(ORPHANS_EVERY_S)
 
 
+class _NotStartedError(Exception):
+    """The run was over before the delivery could begin."""
+
+
 class _AttemptLog:
     """Notes the attempts of one delivery: a start before it leaves, an end with the run's next commit."""
 
@@ -341,10 +424,15 @@ class _AttemptLog:
         self._errands = errands
         self._call = call
         self._tool = tool
+        self._since = asyncio.get_running_loop().time()
 
     async def started(self, attempt: int) -> None:
-        if attempt != self._call.attempts:  # the first one was committed together with the dispatch
-            await self._errands.start_attempt(AttemptStart(self._call.id, attempt, self._tool))
+        # The first one was committed together with the dispatch, and its deadline counted from there.
+        is_first = attempt == self._call.attempts
+        waited_s = asyncio.get_running_loop().time() - self._since
+        start = AttemptStart(self._call.id, attempt, self._tool)
+        is_noted = is_first and waited_s < SLOT_WAIT_S
+        await self._errands.start_attempt(start, is_first=is_first, is_noted=is_noted)
 
     async def finished(self, report: AttemptReport) -> None:
         end = AttemptEnd(self._call.id, report.attempt, report.http_status, report.code, report.reply_body)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -18,9 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.core import protocol as p
 from app.core.tools import Tool
 from app.logs import logger
+from app.runner.budget import UNLIMITED, Budget, Unlimited
 from app.runner.errands import Parts
 from app.runner.runner import DefectError, SessionRunner
 from app.store import leases, runs
+from app.store.attachments import settings_of
 from app.store.batches import Batch
 from app.store.database import is_unavailable
 from app.store.leases import Lease, LeaseLostError
@@ -33,8 +35,13 @@ from app.webhooks.delivery import Deliverer
 
 POLL_S: Final = 1.0
 """How often the database is asked, whether or not a wake-up came."""
-CLAIMS_MAX: Final = 50
-"""How many attachments one poll takes over, so that their streams open at a pace."""
+CLAIMS_MAX: Final = 200
+"""How many attachments one statement takes over."""
+STARTS_PER_S: Final = 100
+"""How many runs begin in a second at most, so that a takeover opens its streams at a pace."""
+DRAIN_S: Final = 30.0
+"""How long deliveries under way may finish once the process is to end."""
+CREDENTIAL_POLL_S: Final = 2.0
 RESTARTS_MAX: Final = 5
 """More restarts after a defect within ten minutes end the attachment."""
 RESTART_CAP_S: Final = 30.0
@@ -63,9 +70,14 @@ class _Defects:
     """How often handling an event failed, by session and event."""
 
     counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    suspects: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def note(self, lease: Lease, event_id: str | None) -> None:
+        """Count a failure. One while history is read is put down to the event that failed live before."""
+        owner = (lease.tenant, lease.session_id)
+        event_id = event_id or self.suspects.get(owner)
         if event_id:
+            self.suspects[owner] = event_id
             key = (lease.tenant, lease.session_id, event_id)
             self.counts[key] = self.counts.get(key, 0) + 1
 
@@ -81,7 +93,8 @@ class Fleet:
     """All runs of one replica.
 
     `client_for` makes the upstream client of an attachment from its tenant, credential name and extra
-    headers; it returns None when there is no such credential.
+    headers; it returns None when there is no such credential. `budget_for` gives the budget of a tenant's
+    credential.
     """
 
     def __init__(
@@ -93,6 +106,7 @@ class Fleet:
         deliverer: Deliverer,
         client_for: Callable[[str, str, Mapping[str, str]], UpstreamClient | None],
         *,
+        budget_for: Callable[[str, str], Budget | Unlimited] = lambda *_: UNLIMITED,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.replica_id = replica_id
@@ -100,6 +114,7 @@ class Fleet:
         self._secrets = secrets
         self._wakeups = wakeups
         self._client_for = client_for
+        self._budget_for = budget_for
         self._writer = Writer(engine, replica_id)
         self._parts = Parts(replica_id, engine, self._writer, deliverer, self.trusted_for_s, draw)
         self._runs: dict[tuple[str, str], _Run] = {}
@@ -108,6 +123,8 @@ class Fleet:
         self._draining: set[asyncio.Task[None]] = set()
         self._trusted_until = 0.0
         self._is_stopping = False
+        self._stopped = asyncio.Event()
+        self._pace = asyncio.Semaphore(1)
 
     def trusted_for_s(self) -> float:
         """For how many seconds the replica may still act on its leases."""
@@ -126,6 +143,7 @@ class Fleet:
                 yield
             finally:
                 self._is_stopping = True
+                self._stopped.set()
                 tasks[1].cancel()
                 await asyncio.gather(tasks[1], return_exceptions=True)
                 await self._stop_runs()
@@ -144,13 +162,18 @@ class Fleet:
                 await self._renew()
             except Exception as error:
                 log.warning("renewal_failed", replica_id=self.replica_id, error=repr(error))
-            if self.trusted_for_s() <= 0 and self._runs:
-                log.error("leases_lost", replica_id=self.replica_id, runs=len(self._runs))
-                for run in list(self._runs.values()):
-                    if run.runner is not None:
-                        run.runner.lose()
+            self._lose_if_late()
+
+    def _lose_if_late(self) -> None:
+        """End all runs when the leases are not sure any more: a pause of the process ends trust too."""
+        if self.trusted_for_s() <= 0 and self._runs:
+            log.error("leases_lost", replica_id=self.replica_id, runs=len(self._runs))
+            for run in list(self._runs.values()):
+                if run.runner is not None:
+                    run.runner.lose()
 
     async def _renew(self) -> None:
+        self._lose_if_late()
         began = asyncio.get_running_loop().time()
         async with self._engine.begin() as connection:
             await leases.renew(connection, self.replica_id)
@@ -174,27 +197,47 @@ class Fleet:
         """One look at the database: who is free, what is wished, which registries changed."""
         if self.trusted_for_s() <= leases.SEND_S:
             return
+        while True:
+            async with self._engine.begin() as connection:
+                claimed = await leases.claim(connection, self.replica_id, CLAIMS_MAX)
+            for lease in claimed:
+                self._begin(lease)
+            if len(claimed) < CLAIMS_MAX:
+                break
         async with self._engine.begin() as connection:
-            claimed = await leases.claim(connection, self.replica_id, CLAIMS_MAX)
             wishes = await runs.wishes(connection, self.replica_id)
-        for lease in claimed:
-            self._begin(lease)
+            held = await leases.held(connection, self.replica_id)
+            await leases.forget_dead(connection, older_than_s=DEAD_REPLICA_S)
+        await self._compare(held)
         for wish in wishes:
             run = self._runs.get((wish.tenant, wish.session_id))
             if run is not None and run.runner is not None:
-                await self._bring(run.runner, wish)
+                try:
+                    await self._bring(run.runner, wish)
+                except Exception:
+                    log.exception("wish_not_brought", session_id=wish.session_id)
         await self._refresh_registries()
+
+    async def _compare(self, held: set[Lease]) -> None:
+        """Give back leases that nobody runs here, and end runs whose lease is another's."""
+        mine = {run.lease for run in self._runs.values()}
+        for lease in held - mine:
+            await self._release(lease)
+        for run in self._runs.values():
+            if run.runner is not None and run.lease not in held:
+                run.runner.lose()
 
     async def _bring(self, runner: SessionRunner, wish: runs.Wish) -> None:
         async with self._engine.connect() as connection:
             decided = await runs.decided(connection, runner.lease)
-        notices: list[p.Notice] = [p.SettingsChanged(wish.settings.for_core())]
+        settings = settings_of(wish.settings)
+        notices: list[p.Notice] = [p.SettingsChanged(settings.for_core())]
         notices += [p.Decided(call_id, decision) for call_id, decision in decided]
         if wish.wanted:
             notices.append(p.Wanted(wish.wanted))
         if wish.is_detach_requested:
             notices.append(p.DetachRequested())
-        await runner.tell(notices, wish.wish)
+        runner.wish(notices, wish.wish)
 
     async def _refresh_registries(self) -> None:
         tenants = {tenant for tenant, _ in self._runs}
@@ -209,7 +252,7 @@ class Fleet:
             self._registries[tenant] = _Registry(version, tools)
             for (owner, _), run in list(self._runs.items()):
                 if owner == tenant and run.runner is not None:
-                    await run.runner.tell([p.ToolsChanged(tools)])
+                    run.runner.change_tools(tools)
 
     async def _registry(self, tenant: str) -> Mapping[str, Tool]:
         known = self._registries.get(tenant)
@@ -269,18 +312,15 @@ class Fleet:
             delay_s = min(delay_s * 2, RESTART_CAP_S)
 
     async def _run(self, lease: Lease) -> None:
-        async with self._engine.connect() as connection:
-            start = await runs.load(connection, self._secrets, lease)
-        if start is None:
-            return
-        client = self._client_for(lease.tenant, start.settings.credential, start.extra_headers)
-        if client is None:
-            detail = f"there is no credential named {start.settings.credential!r}; set one and attach again"
-            await self._writer.submit(Batch(lease, end=p.End("auth_failed", detail)))
+        async with self._pace:
+            await asyncio.sleep(1 / STARTS_PER_S)
+        start, client = await self._start_of(lease)
+        if start is None or client is None:
             return
         tools = await self._registry(lease.tenant)
         skipped = self._defects.skipped(lease)
-        runner = SessionRunner(lease, start, tools, client, self._parts, skipped=skipped)
+        parts = replace(self._parts, budget=self._budget_for(lease.tenant, start.settings.credential))
+        runner = SessionRunner(lease, start, tools, client, parts, skipped=skipped)
         run = self._runs.get((lease.tenant, lease.session_id))
         if run is not None and run.lease == lease:
             run.runner = runner
@@ -289,15 +329,54 @@ class Fleet:
         try:
             await runner.run()
         finally:
-            draining = asyncio.create_task(runner.drain(), name=f"drain {lease.session_id}")
+            if run is not None:
+                run.runner = None
+            draining = asyncio.create_task(self._drain(runner), name=f"drain {lease.session_id}")
             self._draining.add(draining)
-            draining.add_done_callback(self._drained)
+            draining.add_done_callback(self._draining.discard)
         await self._release(lease)
 
-    def _drained(self, task: asyncio.Task[None]) -> None:
-        self._draining.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("drain_failed", error=repr(error))
+    async def _start_of(self, lease: Lease) -> tuple[runs.Start | None, UpstreamClient | None]:
+        """What a run starts from, and its way upstream; waits while there is no credential for it."""
+        told = False
+        while True:
+            async with self._engine.connect() as connection:
+                start = await runs.load(connection, self._secrets, lease)
+            if start is None:
+                return None, None
+            client = self._client_for(lease.tenant, start.settings.credential, start.extra_headers)
+            if client is not None:
+                return start, client
+            if start.is_detach_requested:
+                await self._writer.submit(Batch(lease, end=p.End("detached")))
+                return None, None
+            if not told:
+                told = True
+                log.error(
+                    "no_credential", session_id=lease.session_id, credential=start.settings.credential,
+                    remedy="set ANTHROPIC_API_KEY and start again: the session goes on by itself",
+                )  # fmt: skip
+                flags = start.progress.flags | {"no_credential"}
+                await self._writer.submit(Batch(lease, progress=replace(start.progress, flags=flags)))
+            await asyncio.sleep(CREDENTIAL_POLL_S)
+
+    async def _drain(self, runner: SessionRunner) -> None:
+        """Deliveries may take as long as their tools may, unless the process is to end."""
+        draining = asyncio.create_task(runner.drain(None))
+        try:
+            stopping = asyncio.create_task(self._stopped.wait())
+            await asyncio.wait([draining, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not draining.done():
+                await asyncio.wait([draining], timeout=DRAIN_S)
+            if not draining.done():
+                draining.cancel()
+                await asyncio.gather(draining, return_exceptions=True)
+                await runner.drain(0.0)
+            else:
+                draining.result()
+        except Exception as error:
+            log.warning("drain_failed", session_id=runner.lease.session_id, error=repr(error))
 
     async def _release(self, lease: Lease) -> None:
         with contextlib.suppress(Exception):

@@ -12,14 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from sqlalchemy.exc import DBAPIError
+
 from app.core import protocol as p
 from app.core.calls import Call, Decision
 from app.core.session import SessionMachine, Stored
 from app.core.tools import Tool
+from app.logs import logger
 from app.runner.errands import Errands, Parts
+from app.runner.lines import tell
 from app.store import runs
-from app.store.batches import AttemptStart, Batch
-from app.store.leases import SEND_S, Lease
+from app.store.batches import AttemptStart, Batch, ContradictionError
+from app.store.database import is_unavailable
+from app.store.leases import SEND_S, Lease, LeaseLostError
 from app.upstream.client import UpstreamClient
 from app.webhooks.wire import build_body
 
@@ -31,6 +36,9 @@ PARTIALS_EVERY_S: Final = 0.25
 """How often previews are saved at most."""
 CURSOR_EVERY_S: Final = 1.0
 """How late the cursor may be saved when nothing else is: a late one only means to read a little more."""
+
+
+log = logger(__name__)
 
 
 class DefectError(Exception):
@@ -65,7 +73,11 @@ class SessionRunner:
         self._is_stopping = False
         self._is_lost = False
         orphans = [call.id for call in start.calls if call.state == "dispatched"]
-        self._errands = Errands(lease, client, parts, self._inbox, orphans=orphans, failed=self.lose)
+        self._errands = Errands(lease, client, parts, self._inbox, orphans=orphans, failed=self._fail)
+        self._failure: BaseException | None = None
+        self._told: list[p.Notice] = []
+        self._told_tools: p.ToolsChanged | None = None
+        self._told_wish: int | None = None
         deadline = None if start.idle_left_s is None else self._loop.time() + start.idle_left_s
         progress = replace(start.progress, idle_deadline=deadline)
         stored = Stored(start.calls, start.over, progress, start.open_messages)
@@ -83,12 +95,15 @@ class SessionRunner:
 
     # ---- what the fleet calls
 
-    async def tell(self, notices: Sequence[p.Notice], wish: int | None = None) -> None:
-        """Bring notices from outside; `wish` is the number of the wish that they carry out."""
-        for notice in notices:
-            await self._inbox.put(notice)
-        if wish is not None:
-            self._wish_seen = wish
+    def wish(self, notices: Sequence[p.Notice], number: int) -> None:
+        """Bring what is wished of the attachment. A later wish contains the earlier ones."""
+        self._told, self._told_wish = list(notices), number
+        self._wake()
+
+    def change_tools(self, tools: Mapping[str, Tool]) -> None:
+        """Bring a changed registry."""
+        self._told_tools = p.ToolsChanged(tools)
+        self._wake()
 
     def stop(self) -> None:
         """End the run soon, for another replica to go on; deliveries under way may finish."""
@@ -106,7 +121,7 @@ class SessionRunner:
         Raises:
             LeaseLostError: the lease turned out to be another's.
             DefectError: the core failed on a notice.
-            Exception: the store could not be written.
+            Exception: the store could not be written, or a task of the run ended by a defect.
         """
         try:
             await self._perform(self._machine.start())
@@ -117,13 +132,20 @@ class SessionRunner:
                 await self._finish_sends()
         finally:
             await self._errands.leave()
+        if self._failure is not None:
+            raise self._failure
 
-    async def drain(self) -> None:
-        """After `run`: let deliveries under way finish and leave their results to the next run."""
-        if self._machine.is_over:
-            await self._errands.drain(timeout_s=0.0)
-        else:
-            await self._errands.drain()
+    async def drain(self, timeout_s: float | None) -> None:
+        """After `run`: let deliveries under way finish and leave their results to the next run.
+
+        `timeout_s` None waits for as long as they may take; those of an attachment that ended are not
+        waited for.
+        """
+        await self._errands.drain(0.0 if self._machine.is_over else timeout_s)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self.lose()
 
     # ---- the loop
 
@@ -144,8 +166,17 @@ class SessionRunner:
                 notices.append(await self._inbox.get())
         while len(notices) < NOTICES_MAX and not self._inbox.empty():
             notices.append(self._inbox.get_nowait())
+        notices += self._take_told()
         # An event that was there when a deadline was noticed wins over it: time speaks when all is quiet.
         return notices or [p.Tick()]
+
+    def _take_told(self) -> list[p.Notice]:
+        told, self._told = self._told, []
+        if self._told_tools is not None:
+            told, self._told_tools = [self._told_tools, *told], None
+        if self._told_wish is not None:
+            self._wish_seen, self._told_wish = self._told_wish, None
+        return told
 
     async def _handle(self, notices: Sequence[p.Notice]) -> None:
         effects: list[p.Effect] = []
@@ -155,9 +186,15 @@ class SessionRunner:
                 self._has_events = True
                 if notice.event.id and notice.event.id in self._skipped:
                     continue
+            elif isinstance(notice, p.HistoryPage):
+                self._has_events = self._has_events or bool(notice.events)
+                kept = [event for event in notice.events if event.id not in self._skipped]
+                notice = p.HistoryPage(kept, notice.number)  # noqa: PLW2901
             elif isinstance(notice, p.HistoryRead):
                 notice = p.HistoryRead(await self._recall(), notice.number)  # noqa: PLW2901
-            is_history_settled |= isinstance(notice, p.HistoryRead | p.HistoryFailed)
+            if isinstance(notice, p.HistoryRead | p.HistoryFailed):
+                # A read that belongs to an earlier connection does not open the gate of this one.
+                is_history_settled |= notice.number == self._machine.read_number
             effects += self._decide(notice)
         await self._perform(effects)
         if is_history_settled:
@@ -178,11 +215,35 @@ class SessionRunner:
 
     async def _perform(self, effects: Sequence[p.Effect]) -> None:
         """Commit what is to be saved, then do the rest in order."""
-        batch = self._batch(effects)
-        if not batch.is_empty:
-            await self._parts.writer.submit(batch)
+        await self._save(self._batch(effects))
         for effect in effects:
             self._errands.do(effect)
+
+    async def _save(self, batch: Batch) -> None:
+        """Commit the batch. Messages that the store refuses are lost, and nothing else is."""
+        try:
+            await self._parts.writer.submit(batch)
+        except (LeaseLostError, ContradictionError):
+            raise
+        except Exception as error:
+            if is_unavailable(error) or not batch.messages:
+                raise
+            messages, batch.messages = batch.messages, []
+            await self._parts.writer.submit(batch)
+            for message in messages:
+                await self._save_message(message)
+        for call in batch.calls:
+            if call.result is not None:
+                self._errands.kept(call.id)
+        tell(self.lease.session_id, batch)
+
+    async def _save_message(self, message: p.Snapshot) -> None:
+        try:
+            await self._parts.writer.submit(Batch(self.lease, messages=[message]))
+        except DBAPIError as refused:
+            if is_unavailable(refused):
+                raise
+            log.error("message_refused", session_id=self.lease.session_id, message_id=message.id)
 
     async def _finish_sends(self) -> None:
         """Sends that have left are waited for, as long as one may take; then the lease can go."""
@@ -191,9 +252,7 @@ class SessionRunner:
         deadline = self._loop.time() + SEND_S
         while True:
             effects = [effect for notice in notices for effect in self._decide(notice)]
-            batch = self._batch(effects)
-            if not batch.is_empty:
-                await self._parts.writer.submit(batch)
+            await self._save(self._batch(effects))
             left_s = deadline - self._loop.time()
             if left_s <= 0 or (not self._errands.are_sends_leaving and self._inbox.empty()):
                 return

@@ -5,6 +5,7 @@ Everything is fenced by the terms that are locked first.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,13 +31,18 @@ class AttemptStart:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """How a delivery attempt went. `reply` is the beginning of what came back."""
+    """How a delivery attempt went. `reply` is what came back; `at` when, by the event loop's clock."""
 
     call_id: str
     attempt: int
     http_status: int | None
     code: str | None
     reply: bytes
+    at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    @property
+    def age_s(self) -> float:
+        return asyncio.get_running_loop().time() - self.at
 
 
 @dataclass(slots=True)
@@ -176,7 +182,7 @@ def _attempts(batches: Sequence[Batch]) -> _Rows:
         for end in batch.ended:
             ended.add(
                 batch.lease, call_id=end.call_id, attempt=end.attempt, http_status=end.http_status,
-                code=end.code, reply=end.reply,
+                code=end.code, reply=end.reply, age_s=end.age_s,
             )  # fmt: skip
     return [(st.START_ATTEMPTS, started), (st.END_ATTEMPTS, ended)]
 

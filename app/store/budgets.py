@@ -32,6 +32,8 @@ CUT_EVERY_S: Final = 10.0
 """The refusals of so long a time are one: they come in volleys."""
 RATE_SHARE_MIN: Final = 0.1
 """What part of the limit the rate never falls below."""
+RATE_PER_MIN_MIN: Final = 6.0
+"""What the rate never falls below either: with less, the bucket would hold more than a minute refills."""
 RECOVERY_SHARE_PER_MIN: Final = 0.05
 """What part of the limit the rate wins back per minute without a refusal."""
 
@@ -92,6 +94,8 @@ async def refuse(
 
     Higher ones go on, since upstream counts reads and writes apart; a 429 of their own holds them too.
     """
+    # The level as of now: what has refilled since the last draw is not to be found there afterwards.
+    await draw(connection, tenant, credential, limit_per_min=limit_per_min, wanted=(0, 0, 0))
     values = {
         "tenant": tenant,
         "credential": credential,
@@ -168,10 +172,10 @@ _REFUSE: Final = text(
     f"""
     update budgets
     set rate_per_min = case when {_IS_SAME_VOLLEY} then rate_per_min else
-            greatest(cast(:limit as float8) * {RATE_SHARE_MIN}, ({_PER_MIN}) * {CUT}) end,
+            greatest({RATE_PER_MIN_MIN}, cast(:limit as float8) * {RATE_SHARE_MIN}, ({_PER_MIN}) * {CUT}) end,
         refused_at = case when {_IS_SAME_VOLLEY} then refused_at else now() end,
         tokens = least(tokens, cast(:floor as float8)
-            * greatest({CAPACITY_MIN}, ({_PER_MIN}) * {CAPACITY_SHARE})),
+            * greatest({CAPACITY_MIN}, ({_PER_MIN}) * {CUT} * {CAPACITY_SHARE})),
         paused_priority = case when paused_until > now()
             then least(paused_priority, cast(:priority as int)) else cast(:priority as int) end,
         paused_until = greatest(paused_until, now() + make_interval(secs => cast(:retry_after as float8)))
@@ -184,6 +188,6 @@ def _waits_s(row: Row[Any]) -> tuple[float, float, float]:
     def wait_s(priority: Priority) -> float:
         missing = row.capacity * _FLOORS[priority] + 1 - row.tokens
         pause_s = row.pause_s if priority >= row.open_below else 0.0
-        return max(missing / row.per_s, pause_s, 0.0)
+        return float(max(missing / row.per_s, pause_s, 0.0))
 
     return wait_s(Priority.ANSWER), wait_s(Priority.RECONNECT), wait_s(Priority.SWEEP)

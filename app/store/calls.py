@@ -116,7 +116,7 @@ async def waiting(
     attachments = tables.attachments
     is_decided = (
         select(_decisions.c.id)
-        .where(*_of_call(), _decisions.c.status != "refused")
+        .where(*_of_call(), _decisions.c.status.in_(("accepted", "sending")))
         .correlate(_calls)
         .exists()
     )
@@ -196,7 +196,7 @@ def _shown() -> Select[Any]:
             _decisions.c.deny_message,
             _decisions.c.refusal,
         )
-        .where(and_(*_of_call()))
+        .where(and_(*_of_call()), _decisions.c.status != "spent")
         .order_by((_decisions.c.status == "refused").asc(), _decisions.c.decided_at.desc())
         .limit(1)
         .correlate(_calls)

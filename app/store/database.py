@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any, Final
 
 import asyncpg
@@ -20,15 +19,6 @@ LOCK_LIMIT_S: Final = 5.0
 IDLE_IN_TRANSACTION_LIMIT_S: Final = 30.0
 CONNECTION_AGE_S_MAX: Final = 1800
 
-_SERVER_LIMITS: Final = {
-    "statement_timeout": f"{int(STATEMENT_LIMIT_S * 1000)}ms",
-    "lock_timeout": f"{int(LOCK_LIMIT_S * 1000)}ms",
-    "idle_in_transaction_session_timeout": f"{int(IDLE_IN_TRANSACTION_LIMIT_S * 1000)}ms",
-}
-_SET_LOCAL: Final = "select " + ", ".join(
-    f"set_config('{name}', '{value}', true)" for name, value in _SERVER_LIMITS.items()
-)
-
 # Classes of SQLSTATE that say "not now" about any statement: connection, resources, operator, deadlock,
 # serialization, and the limits above.
 _UNAVAILABLE_CLASSES: Final = ("08", "53", "57", "58", "40")
@@ -36,12 +26,18 @@ _LOCK_NOT_AVAILABLE: Final = "55P03"
 _IDLE_IN_TRANSACTION: Final = "25P03"
 
 
-def create_engine(url: str, *, connections_max: int, is_behind_pooler: bool = False) -> AsyncEngine:
+def create_engine(
+    url: str,
+    *,
+    connections_max: int,
+    is_behind_pooler: bool = False,
+    lock_limit_s: float = LOCK_LIMIT_S,
+) -> AsyncEngine:
     """Return an engine whose pool holds at most `connections_max` connections.
 
     `url` is what libpq reads: `postgresql://…`, with `?host=/folder` for a Unix socket and `?sslmode=…`.
-    Behind a pooler that shares connections between transactions nothing may be prepared under a fixed name
-    and nothing may be set for longer than a transaction.
+    Behind a pooler that shares connections between transactions nothing may be prepared or set for longer
+    than a transaction.
     """
     arguments: dict[str, Any] = {"timeout": CONNECT_LIMIT_S, "command_timeout": COMMAND_LIMIT_S}
     server_settings = {"application_name": "bascule"}
@@ -49,9 +45,11 @@ def create_engine(url: str, *, connections_max: int, is_behind_pooler: bool = Fa
     if is_behind_pooler:
         arguments["statement_cache_size"] = 0
         adapter["prepared_statement_cache_size"] = 0
-        adapter["prepared_statement_name_func"] = lambda: f"__bascule_{uuid.uuid4()}__"
+        # Without a name: asyncpg closes a named one with its next statement, which may reach another server
+        # connection, and then each transaction leaves a statement behind.
+        adapter["prepared_statement_name_func"] = lambda: ""
     else:
-        server_settings |= _SERVER_LIMITS
+        server_settings |= _server_limits(lock_limit_s)
 
     async def connect() -> Any:
         return await asyncpg.connect(url, server_settings=server_settings, **arguments)
@@ -67,7 +65,13 @@ def create_engine(url: str, *, connections_max: int, is_behind_pooler: bool = Fa
         hide_parameters=True,
     )
     if is_behind_pooler:
-        event.listen(engine.sync_engine, "begin", _limit_transaction)
+        limits = _server_limits(lock_limit_s).items()
+        limit = "select " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in limits)
+
+        @event.listens_for(engine.sync_engine, "begin")
+        def limit_transaction(connection: Connection) -> None:
+            connection.exec_driver_sql(limit)
+
     return engine
 
 
@@ -85,8 +89,18 @@ def is_unavailable(error: BaseException) -> bool:
     )
 
 
-def _limit_transaction(connection: Connection) -> None:
-    connection.exec_driver_sql(_SET_LOCAL)
+def is_lock_timeout(error: BaseException) -> bool:
+    """Whether a statement gave up waiting for somebody else's lock."""
+    return _sqlstate(error) == _LOCK_NOT_AVAILABLE
+
+
+def _server_limits(lock_limit_s: float) -> dict[str, str]:
+    limits_s = {
+        "statement_timeout": STATEMENT_LIMIT_S,
+        "lock_timeout": lock_limit_s,
+        "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_LIMIT_S,
+    }
+    return {name: f"{int(limit_s * 1000)}ms" for name, limit_s in limits_s.items()}
 
 
 def _sqlstate(error: BaseException) -> str | None:

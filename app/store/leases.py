@@ -55,8 +55,10 @@ async def claim(connection: AsyncConnection, replica_id: str, limit: int) -> lis
             """
             with free as (
                 select a.tenant, a.session_id
-                from attachments a left join replicas r on r.id = a.replica_id
-                where a.status not in ('ended', 'detached') and (r.id is null or r.expires_at <= now())
+                from attachments a
+                -- A subquery, because the row is looked at again once it is locked: a join is not.
+                where a.status not in ('ended', 'detached') and coalesce(
+                    (select r.expires_at <= now() from replicas r where r.id = a.replica_id), true)
                 order by a.updated_at
                 limit :limit
                 for no key update of a skip locked
@@ -69,6 +71,18 @@ async def claim(connection: AsyncConnection, replica_id: str, limit: int) -> lis
         {"replica": replica_id, "limit": limit},
     )
     return [Lease(row.tenant, row.session_id, row.term) for row in rows]
+
+
+async def held(connection: AsyncConnection, replica_id: str) -> set[Lease]:
+    """Read which leases the replica holds by the database's account."""
+    rows = await connection.execute(
+        text(
+            "select tenant, session_id, term from attachments where replica_id = :replica"
+            " and status not in ('ended', 'detached')"
+        ),
+        {"replica": replica_id},
+    )
+    return {Lease(row.tenant, row.session_id, row.term) for row in rows}
 
 
 async def release(connection: AsyncConnection, replica_id: str, lease: Lease) -> None:

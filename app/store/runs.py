@@ -43,12 +43,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What was wished of an attachment since its runner looked."""
+    """What was wished of an attachment since its runner looked. `settings` is their stored JSON."""
 
     tenant: str
     session_id: str
     wish: int
-    settings: attachments.Settings
+    settings: str
     is_detach_requested: bool
     wanted: tuple[str, ...]
 
@@ -70,6 +70,7 @@ async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> S
     open_ = await connection.execute(
         query.where(_calls.c.state.not_in(END_STATES)).order_by(_calls.c.position)
     )
+    numbered = await _attempts(connection, key)
     over = await connection.execute(
         query.where(_calls.c.state.in_(END_STATES)).order_by(_calls.c.position.desc()).limit(OVER_MAX)
     )
@@ -80,7 +81,7 @@ async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> S
     return Start(
         settings=msgspec.json.decode(row.settings, type=attachments.Settings),
         extra_headers=await attachments.load_extra_headers(connection, secrets, *key),
-        calls=tuple(_unruled(_call(call)) for call in open_),
+        calls=tuple(_unruled(_call(call, numbered.get(call.id, 0))) for call in open_),
         over=tuple(_call(call) for call in reversed(over.all())),
         progress=protocol.Progress(
             status=row.status,
@@ -114,7 +115,7 @@ async def wishes(connection: AsyncConnection, replica_id: str) -> list[Wish]:
             row.tenant,
             row.session_id,
             row.wish,
-            msgspec.json.decode(row.settings, type=attachments.Settings),
+            row.settings,
             row.detach_requested,
             tuple(row.wanted),
         )
@@ -206,6 +207,28 @@ async def leave_result(
     )
 
 
+async def take_back(connection: AsyncConnection, lease: Lease, calls: Iterable[tuple[str, int]]) -> None:
+    """Let calls wait again whose delivery was committed and never began; each is named with its attempt."""
+    for call_id, attempt in calls:
+        key = {"tenant": lease.tenant, "session_id": lease.session_id, "id": call_id, "attempt": attempt}
+        taken = await connection.execute(
+            text(
+                "update calls set state = 'queued', attempts = attempts - 1, updated_at = now()"
+                " where tenant = :tenant and session_id = :session_id and id = :id"
+                " and state = 'dispatched' and attempts = :attempt returning id"
+            ),
+            key,
+        )
+        if taken.all():
+            await connection.execute(
+                text(
+                    "delete from deliveries where tenant = :tenant and session_id = :session_id"
+                    " and call_id = :id and attempt = :attempt and finished_at is null"
+                ),
+                key,
+            )
+
+
 async def leave_attempts(
     connection: AsyncConnection,
     replica_id: str,
@@ -258,7 +281,20 @@ def _with_decision(key: tuple[str, str]) -> Any:
     )
 
 
-def _call(row: Row[Any]) -> Call:
+async def _attempts(connection: AsyncConnection, key: tuple[str, str]) -> dict[str, int]:
+    """The number of the last attempt of each open call: retries within one episode have numbers too."""
+    d = tables.deliveries
+    rows = await connection.execute(
+        select(d.c.call_id, func.max(d.c.attempt).label("attempt"))
+        .join(_calls, (_calls.c.tenant == d.c.tenant) & (_calls.c.session_id == d.c.session_id)
+              & (_calls.c.id == d.c.call_id))
+        .where(_calls.c.tenant == key[0], _calls.c.session_id == key[1], _calls.c.state.not_in(END_STATES))
+        .group_by(d.c.call_id)
+    )  # fmt: skip
+    return {row.call_id: row.attempt for row in rows}
+
+
+def _call(row: Row[Any], attempts: int = 0) -> Call:
     result = None if row.result is None else Result(row.result.encode(), bool(row.is_error))
     gate = None if row.gate_by is None else Gate(row.gate_by, row.permission, row.gate_reason)
     return Call(
@@ -272,7 +308,7 @@ def _call(row: Row[Any]) -> Call:
         permission=row.permission,
         gate=gate,
         decision=_decision(row),
-        attempts=row.attempts,
+        attempts=max(row.attempts, attempts),
         outcome_unknown=row.outcome_unknown,
         result=result,
         posted=row.posted,

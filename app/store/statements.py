@@ -136,7 +136,8 @@ START_ATTEMPTS: Final = Bulk.of(
     """
     insert into deliveries (tenant, session_id, call_id, attempt, tool, replica_id, deadline_at)
     select tenant, session_id, call_id, attempt, tool, :replica, now() + make_interval(secs => left_s)
-    from {rows} on conflict do nothing
+    from {rows} on conflict (tenant, session_id, call_id, attempt) do update
+    set deadline_at = excluded.deadline_at where deliveries.finished_at is null
     """,
     **_ONE_CALL,
     attempt="integer",
@@ -146,7 +147,8 @@ START_ATTEMPTS: Final = Bulk.of(
 
 END_ATTEMPTS: Final = Bulk.of(
     f"""
-    update deliveries d set finished_at = now(), http_status = w.http_status, code = w.code, reply = w.reply
+    update deliveries d set http_status = w.http_status, code = w.code, reply = w.reply,
+        finished_at = greatest(d.started_at, now() - make_interval(secs => w.age_s))
     from {{rows}} where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.attempt = w.attempt
     """,  # noqa: S608
     **_ONE_CALL,
@@ -154,6 +156,7 @@ END_ATTEMPTS: Final = Bulk.of(
     http_status="integer",
     code="text",
     reply="bytea",
+    age_s="double precision",
 )
 
 _MESSAGE: Final = {

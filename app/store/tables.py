@@ -29,6 +29,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from app.core.calls import END_STATES
+
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -137,7 +139,16 @@ attachments = Table(
     CheckConstraint("session_id ~ '^[A-Za-z0-9_-]{1,128}$'", name="session_id"),
     Index("ix_attachments_wish", "replica_id", postgresql_where=text("wish <> wish_seen")),
     Index("ix_attachments_open", "replica_id", postgresql_where=text("status not in ('ended', 'detached')")),
+    Index(
+        "ix_attachments_over",
+        "updated_at",
+        "tenant",
+        "session_id",
+        postgresql_where=text("status in ('ended', 'detached')"),
+    ),
 )
+
+_OVER = ", ".join(f"'{state}'" for state in sorted(END_STATES))
 
 calls = Table(
     "calls",
@@ -165,12 +176,10 @@ calls = Table(
     _now("created_at"),
     _now("updated_at"),
     PrimaryKeyConstraint("tenant", "session_id", "id"),
-    Index(
-        "ix_calls_open",
-        "tenant",
-        "session_id",
-        postgresql_where=text("state in ('held', 'queued', 'dispatched', 'answered', 'posting', 'unowned')"),
-    ),
+    # What is open is read by each run that starts. It is counted by its few rows, and what is over from the
+    # index alone. A state of a later version is open.
+    Index("ix_calls_open", "tenant", "session_id", postgresql_where=text(f"state not in ({_OVER})")),
+    Index("ix_calls_over", "tenant", "session_id", "state", postgresql_where=text(f"state in ({_OVER})")),
     Index("ix_calls_held", "tenant", "position", postgresql_where=text("state = 'held'")),
     Index(None, "tenant", "session_id", "position"),
 )
@@ -218,6 +227,7 @@ deliveries = Table(
     Column("code", Text, comment="a code of the closed set in docs/errors.md, null when a result was read"),
     Column("reply", LargeBinary, comment="the reply's first bytes"),
     PrimaryKeyConstraint("tenant", "session_id", "call_id", "attempt"),
+    Index(None, "started_at"),
 )
 
 bodies = Table(
@@ -258,7 +268,9 @@ budgets = Table(
     metadata,
     Column("tenant", Text, nullable=False),
     Column("credential", Text, nullable=False),
-    Column("tokens", Double, nullable=False, comment="as of updated_at; below zero when requests went unpaid"),
+    Column(
+        "tokens", Double, nullable=False, comment="as of updated_at; below zero when requests went unpaid"
+    ),
     _now("updated_at"),
     Column("rate_per_min", Double, nullable=False, comment="what the last refusal left of the limit"),
     Column("refused_at", DateTime(timezone=True), comment="since when the rate recovers"),

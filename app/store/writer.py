@@ -1,8 +1,10 @@
 """Group commit: what runners write goes through one writer per replica.
 
 Whatever queued up while the last commit was on its way becomes one transaction, with one NOTIFY. A waiter
-resumes after its COMMIT. A batch whose lease is gone fails alone, and so does one that the database refuses.
-Every statement can be repeated: after a commit whose outcome is unknown the same batch is simply run again.
+resumes after its COMMIT. A batch whose lease is gone fails alone, and so does one that the database refuses
+or that waits for a lock: the group is then written one by one. While the database is away all wait
+together. Every statement can be repeated: after a commit whose outcome is unknown the same batch is simply
+run again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.store.batches import Batch, write
-from app.store.database import is_unavailable
+from app.store.database import is_lock_timeout, is_unavailable
 from app.store.leases import Lease, LeaseLostError
 
 BATCHES_MAX: Final = 256
@@ -28,7 +30,10 @@ RETRY_EVERY_S: Final = 0.25
 
 
 class Writer:
-    """Commits batches of many runs together. Start it with `running`."""
+    """Commits batches of many runs together. Start it with `running`.
+
+    `engine` is best one of its own, whose connections nobody else waits for and which gives up on locks soon.
+    """
 
     def __init__(self, engine: AsyncEngine, replica_id: str) -> None:
         self._engine = engine
@@ -36,6 +41,7 @@ class Writer:
         self._queue: list[tuple[Batch, asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(QUEUE_MAX)
+        self._is_ending = False
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -44,8 +50,9 @@ class Writer:
         try:
             yield
         finally:
-            while self._queue and not task.done():
-                await asyncio.wait([future for _, future in self._queue], timeout=RETRY_S)
+            self._is_ending = True
+            self._wake.set()
+            await asyncio.wait([task], timeout=2 * RETRY_S)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -67,19 +74,22 @@ class Writer:
             await asyncio.shield(future)
 
     async def _run(self) -> None:
-        while True:
+        while not (self._is_ending and not self._queue):
             await self._wake.wait()
             while self._queue:
                 group, self._queue = self._queue[:BATCHES_MAX], self._queue[BATCHES_MAX:]
                 await self._commit(group)
-            self._wake.clear()
+            if not self._is_ending:
+                self._wake.clear()
 
     async def _commit(self, group: Sequence[tuple[Batch, asyncio.Future[None]]]) -> None:
         try:
             lost = await self._patiently([batch for batch, _ in group])
         except Exception as error:
-            if len(group) == 1:
-                _fail(group[0][1], error)
+            is_away = is_unavailable(error) and not is_lock_timeout(error)
+            if len(group) == 1 or is_away:
+                for _, future in group:
+                    _fail(future, error)
             else:
                 for item in group:
                     await self._commit([item])
@@ -98,7 +108,8 @@ class Writer:
                 async with self._engine.begin() as connection:
                     return await write(connection, self._replica_id, batches)
             except Exception as error:
-                if not is_unavailable(error) or asyncio.get_running_loop().time() > deadline:
+                is_shared = is_lock_timeout(error) and len(batches) > 1
+                if is_shared or not is_unavailable(error) or asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(RETRY_EVERY_S)
 

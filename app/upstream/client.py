@@ -45,6 +45,7 @@ class UpstreamClient:
         streams: the session that holds event streams and nothing else; `open_session(…, for_streams=True)`.
         requests: the session for all other requests; `open_session(…)`. Both belong to the caller, who may
             share them among clients.
+        sends: one for sends alone, so that they never wait behind long reads; by default `requests`.
         extra_headers: pass-through headers, sent with every request.
         clock: seconds since 1970, for dates in `Retry-After`.
 
@@ -62,6 +63,7 @@ class UpstreamClient:
         *,
         streams: aiohttp.ClientSession,
         requests: aiohttp.ClientSession,
+        sends: aiohttp.ClientSession | None = None,
         extra_headers: Mapping[str, str] | None = None,
         timeouts: Timeouts | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
@@ -75,13 +77,16 @@ class UpstreamClient:
         self._frame_bytes_max = frame_bytes_max
         self._page_bytes_max = page_bytes_max
         self._failures = Failures((credential.secret, *hidden), clock)
-        self._exchange = Exchange(
-            base_url,
-            request_headers(credential, extra),
-            streams=streams,
-            requests=requests,
-            timeouts=self._timeouts,
-            failures=self._failures,
+        self._exchange, self._sends = (
+            Exchange(
+                base_url,
+                request_headers(credential, extra),
+                streams=streams,
+                requests=pool,
+                timeouts=self._timeouts,
+                failures=self._failures,
+            )
+            for pool in (requests, sends or requests)
         )
 
     async def retrieve(self, session_id: str) -> SessionFacts:
@@ -160,7 +165,7 @@ class UpstreamClient:
         if len(body) > SEND_BYTES_MAX:
             message = f"the request is over {SEND_BYTES_MAX} bytes and was not sent; send less"
             raise UpstreamError(Failure("refused", status=413, message=message))
-        answer = await self._exchange.request(
+        answer = await self._sends.request(
             "POST",
             f"/v1/sessions/{segment(session_id)}/events",
             total_s=self._timeouts.send_s,
