@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import secrets as chance
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -12,9 +13,11 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app import __version__
+from app.logs import logger
 from app.runner.budget import Budgets
 from app.runner.fleet import Fleet
 from app.settings import Settings
+from app.store import retention
 from app.store.secrets import Secrets
 from app.store.wakeups import Wakeups
 from app.upstream.client import UpstreamClient
@@ -30,6 +33,8 @@ REQUESTS_MAX: Final = 100
 SENDS_MAX: Final = 100
 """How many sends are; they never wait behind reads."""
 DEFAULT: Final = "default"
+
+log = logger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -68,9 +73,28 @@ async def replica(
         replica_id = f"{socket.gethostname()}-{chance.token_hex(4)}"
         budgets = Budgets(engine, settings.upstream_limit_per_min, sleep=budget_sleep)
         fleet = Fleet(replica_id, engine, secrets, wakeups, deliverer, client_for, budget_for=budgets.of)
+        pruning = asyncio.create_task(_pruning(engine, settings), name="pruning")
         try:
             async with fleet.running():
                 yield fleet
         finally:
+            pruning.cancel()
+            await asyncio.gather(pruning, return_exceptions=True)
             await budgets.close()
             await deliverer.close()
+
+
+async def _pruning(engine: AsyncEngine, settings: Settings) -> None:
+    """Remove what retention allows to, about once an hour; replicas take turns by a lock."""
+    while True:
+        await asyncio.sleep(retention.EVERY_S * random.uniform(0.5, 1.0))  # noqa: S311 - only to spread load
+        try:
+            pruned = await retention.prune(
+                engine,
+                sessions_days=settings.retention_sessions_days,
+                deliveries_days=settings.retention_deliveries_days,
+            )
+        except Exception as error:
+            log.warning("pruning_failed", error=repr(error))
+        else:
+            log.info("pruned", **pruned.counts, is_complete=pruned.is_complete)

@@ -12,6 +12,8 @@ from app.core.protocol import Effect, End, EndReason, Failure, OpenStream, ReadH
 from app.core.retry import RECONNECT_CAP_S, RECONNECT_START_S, backoff_s, is_fatal
 from app.core.seen import OVERLAP_S
 
+FILTERED_TRIES = 3
+"""After so many failures the whole log is asked for: some servers fail on the filter by time alone."""
 SWEEP_S = 300.0
 """How long after a read the history is read again, whether or not the stream is alive."""
 
@@ -96,6 +98,8 @@ class Connection:
             return []
         self._read_failures += 1
         after_s = backoff_s(self._read_failures, start_s=RECONNECT_START_S, cap_s=RECONNECT_CAP_S)
+        if self._read_failures >= FILTERED_TRIES:
+            since = None
         return [self._read(since, after_s, failure.retry_after_s)]
 
 

@@ -5,7 +5,7 @@ Open calls are all here; of those that are over only the last ones are remembere
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -33,15 +33,13 @@ class Remembered(OrderedDict[str, _V]):
 class Ledger:
     """Calls by id: `calls` are open, `over` have ended, `foreign` are in a state that this version lacks.
 
-    `queued` and `dispatched` are the ids of those among the open ones, the former in the order in which they
-    began to wait. `running` are deliveries under way here, `posts` the sends in the making. Foreign calls are
-    never touched.
+    `in_state` are the ids of open calls by state, in the order in which they came into it. `running` are
+    deliveries under way here, `posts` the sends in the making. Foreign calls are never touched.
     """
 
     def __init__(self, open_: Iterable[Call], over: Iterable[Call]) -> None:
         self.calls: dict[str, Call] = {}
-        self.queued: dict[str, None] = {}
-        self.dispatched: set[str] = set()
+        self.in_state: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.foreign: dict[str, Call] = {}
         self.over: Remembered[Call] = Remembered()
         for call in open_:
@@ -82,8 +80,7 @@ class Ledger:
 
     def finish(self, call: Call, state: State) -> None:
         """Put the call in an end state; a send that waits is forgotten."""
-        self.calls.pop(call.id, None)
-        self._index(call.id, None)
+        self._let_go(call.id)
         self.withdraw(call.id)
         self.amend(call.step(state))
 
@@ -94,18 +91,16 @@ class Ledger:
 
     def hold(self, call: Call) -> None:
         """Keep an open call, under its state."""
+        before = self.calls.get(call.id)
+        if before is None or before.state != call.state:
+            self._let_go(call.id)
+            self.in_state[call.state][call.id] = None
         self.calls[call.id] = call
-        self._index(call.id, call.state)
 
-    def _index(self, call_id: str, state: str | None) -> None:
-        if state == "queued":
-            self.queued.setdefault(call_id)
-        else:
-            self.queued.pop(call_id, None)
-        if state == "dispatched":
-            self.dispatched.add(call_id)
-        else:
-            self.dispatched.discard(call_id)
+    def _let_go(self, call_id: str) -> None:
+        call = self.calls.pop(call_id, None)
+        if call is not None:
+            del self.in_state[call.state][call_id]
 
     def remember(self, call: Call) -> None:
         """Keep a call that is over; what it said and came to is only needed if it can be revived."""

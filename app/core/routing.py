@@ -88,10 +88,11 @@ class Router:
     def _admit(self, call: Call) -> None:
         """Upstream's gate is open: ours is next, then the queue."""
         tool = self._tool(call)
+        call = replace(call, detail=None) if call.state == "unowned" else call
         if call.kind == "mcp":
             self._ledger.finish(replace(call, posted=True), "posted")
         elif tool is None:
-            self._ledger.save(call, "unowned")
+            self._park(call)
         elif (gate := tool_gate(tool)) is not None and call.confirmation != "allow":
             self._ledger.save(replace(call, gate=gate), "held")
         elif not tool.enabled:
@@ -99,9 +100,31 @@ class Router:
         else:
             self._ledger.save(call, "queued")
 
+    def _park(self, call: Call) -> None:
+        """Leave a call that is not ours to its owner, and say why it is not ours."""
+        if self._is_platforms(call):
+            detail = "The platform runs this call itself."
+        elif self.settings.tools is not None and call.tool not in self.settings.tools:
+            detail = f"The attachment's `tools` do not name {call.tool!r}; PATCH the session to add it."
+        else:
+            detail = (
+                f"No tool named {call.tool!r} is registered. PUT /tools/{call.tool} registers it, and the"
+            )
+            detail += " call is delivered at once."
+        self._ledger.save(replace(call, detail=detail), "unowned")
+
+    @property
+    def has_unowned(self) -> bool:
+        """Whether a call waits for an owner that may not exist; those of the platform have one."""
+        calls = self._ledger.calls
+        return any(not self._is_platforms(calls[id_]) for id_ in self._ledger.in_state["unowned"])
+
+    def _is_platforms(self, call: Call) -> bool:
+        return call.kind == "builtin" and self.environment == "cloud"
+
     def _tool(self, call: Call) -> Tool | None:
         """The registration that serves this call, or None if it is not ours to run."""
-        if call.kind == "mcp" or (call.kind == "builtin" and self.environment == "cloud"):
+        if call.kind == "mcp" or self._is_platforms(call):
             return None  # the platform runs it and would refuse our result
         if self.settings.tools is not None and call.tool not in self.settings.tools:
             return None
@@ -118,7 +141,7 @@ class Router:
             del self._orphans[0]
             if call is not None and call.state == "dispatched" and call.id not in self._ledger.running:
                 self._redeliver(call)
-        for call_id in list(self._ledger.queued):
+        for call_id in list(self._ledger.in_state["queued"]):
             if self._is_full():
                 return
             if call_id in self._unread:
@@ -135,7 +158,7 @@ class Router:
         if self.is_stopping:
             return True
         # A delivery of an earlier run may still be under way elsewhere, unless it is known not to be.
-        busy = self._ledger.running | self._ledger.dispatched.difference(self._orphans)
+        busy = self._ledger.running | (self._ledger.in_state["dispatched"].keys() - set(self._orphans))
         if len(busy) >= self.settings.concurrency:
             return True
         # One at a time means strict order: the next call starts once this one's post was attempted.
@@ -322,11 +345,10 @@ class Router:
 
     def _require(self, call: Call) -> None:
         """Upstream waits on a built-in call that it runs itself: it can only be asking."""
-        is_platforms = call.kind == "builtin" and self.environment == "cloud"
-        if call.state == "unowned" and is_platforms and call.decision is None and call.id in self.wanted:
-            self._ledger.save(
-                replace(call, gate=Gate("upstream", call.permission, "required_action")), "held"
-            )
+        is_parked = call.state == "unowned" and self._is_platforms(call)
+        if is_parked and call.decision is None and call.id in self.wanted:
+            gate = Gate("upstream", call.permission, "required_action")
+            self._ledger.save(replace(call, gate=gate, detail=None), "held")
 
     def _revive(self, call: Call) -> None:
         """Upstream asks again for a call that an interrupt had closed: back to where it was."""
@@ -358,7 +380,7 @@ class Router:
             if call.state == "unowned" and is_owned:
                 self._admit(call)
             elif (call.state == "queued" or is_held_by_us) and not is_owned:
-                self._ledger.save(call, "unowned")
+                self._park(call)
 
     def policies_read(self) -> None:
         """Calls that were held for want of a policy may be free now."""

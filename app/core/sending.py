@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from app.core import posting
 from app.core.calls import Call, Decision, Result
+from app.core.connection import FILTERED_TRIES
 from app.core.events import Answer, Confirmation
 from app.core.ledger import Ledger
 from app.core.outgoing import error_result, is_same_result, result_event, verdict_event
@@ -188,7 +189,7 @@ class Sends:
 
     def _look(self, call: Call, post: posting.Post, step: posting.LookFirst) -> None:
         post.number = self._ledger.next_number()
-        since = posting.look_since(call)
+        since = posting.look_since(call) if post.failures < FILTERED_TRIES else None
         is_for_verdict = post.purpose == "verdict"
         look = Look(
             call.id,

@@ -156,6 +156,7 @@ class SessionMachine:
             "history_degraded": self._connection.is_degraded,
             "posting_degraded": self._sends.is_degraded,
             "upstream_contradiction": bool(self._missing),
+            "unowned_calls": self._router.has_unowned,
         }
         status: Literal["attaching", "live", "reconnecting", "detaching"]
         if self._ending is not None and self._ending.reason == "detached":
@@ -334,7 +335,12 @@ class SessionMachine:
         if history.terminal is not None:
             self._terminal(history.terminal, now)
             return
-        for effect in self._connection.history_failed(failure, history.since):
+        repeats = self._connection.history_failed(failure, history.since)
+        if not repeats:
+            # Nobody will look again on this connection: what was seen waiting is named, though not judged.
+            unknown = [id_ for id_ in history.uses if self.ledger.find(id_) is None]
+            self._missing = tuple({*self._missing, *unknown})[:MISSING_MAX]
+        for effect in repeats:
             self._begin_read(effect)
 
     def _apply_facts(self, history: History) -> None:

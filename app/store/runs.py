@@ -76,7 +76,9 @@ async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> S
     )
     m = tables.messages
     partials = await connection.scalars(
-        select(m.c.id).where(m.c.tenant == key[0], m.c.session_id == key[1], m.c.state == "partial")
+        select(m.c.id).where(
+            m.c.tenant == key[0], m.c.session_id == key[1], m.c.state == "partial", m.c.seq.is_(None)
+        )
     )
     return Start(
         settings=msgspec.json.decode(row.settings, type=attachments.Settings),

@@ -288,3 +288,27 @@ def test_a_terminal_event_before_a_failing_page_ends_the_run(type_: str) -> None
     life = _broken_off(event(type_, "e2"))
     assert life.end is not None
     assert life.end.event_id == "e2"
+
+
+def test_a_read_that_keeps_failing_asks_for_the_whole_log_from_the_third_repeat_on() -> None:
+    """K-12: some servers fail on the filter by time alone."""
+    life = Life().connect(event("user.message"))
+    life.closed()
+    life.opened()
+    reads = []
+    for _ in range(6):
+        life.clear()
+        life.read_failed(unknown(500))
+        reads.append(life.of(p.ReadHistory)[0].since is None)
+    assert reads == [False, False, True, True, True, True]
+
+
+def test_calls_of_a_history_that_is_paged_in_circles_are_named() -> None:
+    """R-091, promise 5: they may be answered on a page that never comes, so they are not run, but shown."""
+    life = Life()
+    life.retrieved()
+    life.opened()
+    life.page(use("tu1"))
+    life.read_failed(p.Failure("refused", is_paging_loop=True))
+    assert life.machine.progress.missing == ("tu1",)
+    assert life.deliveries == []
