@@ -1,0 +1,2 @@
+from tests.runner.conftest import service  # noqa: F401
+from tests.runner.test_turns import *  # noqa: F403

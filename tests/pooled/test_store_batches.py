@@ -1,0 +1,1 @@
+from tests.store.test_batches import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.store.test_leases import *  # noqa: F403

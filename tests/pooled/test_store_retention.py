@@ -1,0 +1,1 @@
+from tests.store.test_retention import *  # noqa: F403

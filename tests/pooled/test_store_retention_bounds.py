@@ -1,0 +1,1 @@
+from tests.store.test_retention_bounds import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.store.test_runs import *  # noqa: F403

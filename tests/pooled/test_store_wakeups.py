@@ -1,0 +1,1 @@
+from tests.store.test_wakeups import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.store.test_writer import *  # noqa: F403
