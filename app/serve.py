@@ -131,6 +131,8 @@ async def _serve(settings: Settings, url: str) -> None:
     bridge = build_bridge(settings, url)
     try:
         await _require_current_schema(bridge)
+        if settings.anthropic_api_key is None:
+            log.warning("no_api_key", remedy="set ANTHROPIC_API_KEY: no session can be served without it")
         with _socket(settings) as sock:
             log.info("listening", url=_url(settings, sock))
             if settings.is_embedded:

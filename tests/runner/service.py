@@ -80,11 +80,13 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def replicating(engine: AsyncEngine, url: str, upstream_url: str) -> AsyncIterator[httpx.AsyncClient]:
+async def replicating(
+    engine: AsyncEngine, url: str, upstream_url: str, *, api_key: str | None = "sk-ant-api-test"
+) -> AsyncIterator[httpx.AsyncClient]:
     """One replica with its api, on a database and an upstream that others may share."""
     settings = Settings(
         admin_key=SecretStr(ADMIN_KEY),
-        anthropic_api_key=SecretStr("sk-ant-api-test"),
+        anthropic_api_key=None if api_key is None else SecretStr(api_key),
         upstream_url=upstream_url,
     )
     wakeups = Wakeups(url, engine)
