@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import json
 import os
@@ -14,6 +15,7 @@ import httpx
 import typer
 
 from app.settings import Settings, SettingsError, read_settings
+from app.simulator.script import names
 
 REQUEST_LIMIT_S = 30.0
 
@@ -81,13 +83,23 @@ def openapi(
 
 @app.command()
 def simulate(
-    scenario: Annotated[str | None, typer.Argument(help="One scenario; by default every one.")] = None,
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 0,
+    scenario: Annotated[
+        str | None,
+        typer.Argument(help=f"One of {', '.join(names())}; by default all.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
 ) -> None:
     """Serve the simulator of the Managed Agents API."""
     from app.simulator import server
 
-    server.main(scenario, port)
+    if scenario is not None and scenario not in names():
+        _stop(f"there is no such scenario; take one of {', '.join(names())}", code=2)
+    try:
+        server.main(scenario, port)
+    except OSError as error:
+        is_taken = error.errno == errno.EADDRINUSE
+        reason = "is taken; does another simulator run?" if is_taken else "cannot be listened on."
+        _stop(f"port {port} {reason} Give --port another number, or leave it out for a free one", code=2)
 
 
 @app.command()
@@ -186,9 +198,9 @@ def _stored_admin_key() -> str:
         _stop(f"no key: pass --key, set BASCULE_ADMIN_KEY, or run where {path} can be read")
 
 
-def _stop(message: str) -> NoReturn:
+def _stop(message: str, *, code: int = 1) -> NoReturn:
     print(message, file=sys.stderr)
-    raise typer.Exit(1)
+    raise typer.Exit(code)
 
 
 if __name__ == "__main__":

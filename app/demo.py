@@ -11,9 +11,10 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import Any, Final
@@ -36,7 +37,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def main() -> None:
-    """Run the demo until Ctrl-C."""
+    """Run the demo until Ctrl-C or SIGTERM."""
     try:
         settings = read_settings(os.environ)
     except SettingsError as error:
@@ -47,14 +48,20 @@ def main() -> None:
     settings = settings.model_copy(update=changes)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     set_up_logs(settings)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("Starting PostgreSQL, the service, a simulated agent and a tool …")
+    cluster = settings.data_dir / "postgres"
+    is_new = not os.path.lexists(cluster)
     try:
         with (
-            contextlib.suppress(KeyboardInterrupt),
+            contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError),
             serve.database(settings, os.environ) as url,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            runner.run(_demo(serve.with_stored_keys(settings), url))
+            if is_new and cluster.is_symlink():
+                say(f"The database lives in {cluster.resolve()}: its user may not enter {cluster.parent}.")
+                say("(`make clean` removes it together with .bascule.)")
+            runner.run(_until_sigterm(_demo(serve.with_stored_keys(settings), url)))
     except serve.CannotServeError as error:
         sys.exit(str(error))
 
@@ -62,6 +69,16 @@ def main() -> None:
 def say(text: str = "") -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+async def _until_sigterm(work: Coroutine[Any, Any, None]) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
+    signal.signal(signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(task.cancel))
+    try:
+        await task
+    finally:
+        # What is left is to stop the database, which must not stay behind.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 async def _demo(settings: Settings, database_url: str) -> None:
@@ -121,6 +138,7 @@ class _Story:
 
     async def begin(self, tool: str) -> None:
         say(f"The service listens at {self.base} (its API is described at {self.base}/docs).")
+        await self._retire()
         for name in ("lookup_order", "bash"):
             await self._ask("PUT", f"/tools/{name}", {"url": tool})
         say(f"Two tools are registered, both served by {tool}: lookup_order and bash.")
@@ -149,6 +167,18 @@ class _Story:
         say(f"  curl -s {self._header()} {self.base}{path}/calls")
         say()
         say("The service goes on; Ctrl-C stops it. The README shows how to attach a real session.")
+
+    async def _retire(self) -> None:
+        """Detach what an earlier demo left attached: its simulated agent is gone."""
+        cursor: dict[str, str] = {}
+        while True:
+            page = await self._ask("GET", "/sessions", limit="200", **cursor)
+            for session in page["data"]:
+                if session["status"] not in ("ended", "detached"):
+                    await self._ask("POST", f"/sessions/{session['session_id']}/detach")
+            if page["next_cursor"] is None:
+                return
+            cursor = {"cursor": page["next_cursor"]}
 
     def _tell_message(self, message: dict[str, Any]) -> None:
         told = self.told.get(message["id"])
@@ -189,7 +219,7 @@ class _Story:
     def _header(self) -> str:
         return f'-H "Authorization: Bearer $(cat {shlex.quote(self.key_file)})"'
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        response = await self.http.request(method, path, json=body)
+    async def _ask(self, method: str, path: str, body: Any = None, **params: str) -> Any:
+        response = await self.http.request(method, path, json=body, params=params)
         response.raise_for_status()
         return response.json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -193,8 +194,14 @@ def _socket(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CannotServeError(
+                f"port {settings.port} of {settings.host} is taken; does another Bascule run? Stop it, or set"
+                " BASCULE_PORT to a free port"
+            ) from error
+        reason = str(error.strerror).partition(" (")[0]  # what follows repeats the address
         raise CannotServeError(
-            f"cannot listen on port {settings.port} of {settings.host}: {error.strerror};"
+            f"cannot listen on port {settings.port} of {settings.host}: {reason};"
             " set BASCULE_PORT to a free port, or BASCULE_HOST to an address of this machine"
         ) from error
 

@@ -22,6 +22,13 @@ ADMIN: Final = "admin"
 """Who decided, when BASCULE_ADMIN_KEY did."""
 
 
+_UNKNOWN: Final = "This key is unknown or revoked; use another one, or create one with POST /keys"
+_WRITTEN: Final = (
+    "; the first start with the embedded database wrote one to .bascule/admin.key"
+    " (the demo's is .bascule/demo/admin.key and works only there)."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who makes a request. `id` is the key's; `is_operator` marks BASCULE_ADMIN_KEY."""
@@ -69,10 +76,19 @@ Authenticated = Annotated[Caller, Depends(_current)]
 
 async def _caller(request: Request) -> Caller:
     bridge: Bridge = request.app.state.bridge
-    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    header = request.headers.get("authorization", "").strip()
+    if not header:
+        raise _unauthenticated("The request names no key; send the header authorization: Bearer bsk_….")
+    kind, _, text = header.partition(" ")
     text = text.strip()
-    if kind.lower() != "bearer" or not text:
-        raise _unauthenticated("Send a key: authorization: Bearer bsk_….")
+    if kind.lower() != "bearer":
+        raise _unauthenticated(
+            "The header authorization lacks the word Bearer before the key; send authorization: Bearer bsk_…."
+        )
+    if not text:
+        raise _unauthenticated(
+            "The header authorization holds no key after the word Bearer; is a variable of the shell unset?"
+        )
     admin_key = bridge.settings.admin_key
     if admin_key is not None and _is_same(text, admin_key.get_secret_value()):
         return Caller(DEFAULT_TENANT, ADMIN, frozenset(SCOPES), is_operator=True)
@@ -81,7 +97,7 @@ async def _caller(request: Request) -> Caller:
             key = await keys.find(connection, text)
         if key is not None:
             return Caller(key.tenant, key.id, frozenset(key.scopes))
-    raise _unauthenticated("This key is unknown or revoked; use another one, or create one with POST /keys.")
+    raise _unauthenticated(_UNKNOWN + (_WRITTEN if bridge.settings.is_embedded else "."))
 
 
 def _is_same(one: str, other: str) -> bool:

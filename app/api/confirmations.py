@@ -107,7 +107,7 @@ async def confirm(session_id: SessionId, body: ConfirmBody, bridge: Given, calle
     with bridge.wakeups.listen(session_key(caller.tenant, session_id)) as signal:
         done = await _decide(bridge, caller, session_id, body, signal)
         if isinstance(done, Refused):
-            raise _refusal(done)
+            raise await _refused(bridge, caller.tenant, session_id, done)
         return await _outcome(bridge, caller.tenant, session_id, body, done, signal)
 
 
@@ -208,12 +208,33 @@ def _now() -> float:
 
 _REFUSALS: Final = {
     "session_ended": "Upstream terminated or deleted the session, so its calls wait for nobody any more.",
-    "not_attached": "The session is not attached now, so nobody would act on it; attach it first.",
+    "not_attached": "The session is not attached now (`end_reason` says why), so nobody would act on it;"
+    " attach it first.",
     "input_changed": "The call's input is not the one that `input_digest` names; look at it again.",
     "already_decided": "Somebody decided otherwise before, as `decision` shows; the first decision counts.",
     "call_over": "The call is over, in the state that `state` names; there is nothing left to decide.",
     "not_awaiting_confirmation": "The call does not wait for a person; its `state` says where it is.",
 }
+
+
+_SESSION_GONE: Final = (
+    "Upstream knows no session of this id, so its calls wait for nobody; check the id, and the workspace of"
+    " the service's upstream key."
+)
+
+
+async def _refused(bridge: Bridge, tenant: str, session_id: str, refused: Refused) -> Problem:
+    """Return the problem of a decision that was not recorded; where the session is at fault, say why."""
+    problem = _refusal(refused)
+    if refused.code not in ("session_ended", "not_attached"):
+        return problem
+    async with bridge.engine.connect() as connection:
+        found = await attachments.get(connection, tenant, session_id)
+    if found is None:
+        return problem
+    is_gone = refused.code == "not_attached" and found.end_reason == "session_gone"
+    ending = {"end_reason": found.end_reason, "end_detail": found.end_detail}
+    return Problem(refused.code, _SESSION_GONE if is_gone else problem.detail, members=ending)
 
 
 def _refusal(refused: Refused) -> Problem:

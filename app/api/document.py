@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import RedirectResponse
 
 from app.api.access import SCHEME
 from app.api.problems import CODES, ProblemBody
@@ -18,7 +19,7 @@ _METHODS: Final = ("get", "put", "post", "patch", "delete")
 
 
 def describe(app: FastAPI) -> None:
-    """Let the app serve a document in which every failure is a problem."""
+    """Let the app serve a document in which every failure is a problem, and lead browsers to it."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -26,6 +27,11 @@ def describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+    app.add_api_route("/", _root, include_in_schema=False)
+
+
+async def _root() -> RedirectResponse:
+    return RedirectResponse("/docs")
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the limit and the remedy; it never repeats what the client sent.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -59,6 +60,14 @@ _PATH_CODES: Final = {
     "key_id": "key_not_found",
 }
 """What is missing when a path parameter has a form that no id has."""
+
+_UNLIKE: Final = {
+    "session_id": "This cannot be the id of a session: one is 1 to 128 letters, digits, _ or -, like sesn_….",
+    "name": "This cannot be the name of a tool: one is 1 to 128 printable characters without a slash.",
+    "call_id": "This cannot be the id of a call: one is 1 to 256 printable characters, such as sevt_….",
+    "event_id": "This cannot be the id of a message: one is 1 to 256 printable characters, such as sevt_….",
+    "key_id": "This cannot be the id of a key: one is key_ and 24 hexadecimal digits, as GET /keys shows it.",
+}
 
 NOT_FOUND_DETAILS: Final = {
     "session_not_found": "No session of that id was attached; POST /sessions/{id}/attach attaches it.",
@@ -188,26 +197,34 @@ async def _on_problem(request: Request, error: Exception) -> Response:
 
 async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return respond(_problem_of(error.errors(), request), request.state.request_id)
+    return respond(_problem_of(error, request), request.state.request_id)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = respond(_HTTP_PROBLEMS.get(error.status_code, failed)(), request.state.request_id)
+    response = respond(_http_problem(error, request), request.state.request_id)
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
 
 
-def _problem_of(errors: Sequence[Mapping[str, Any]], request: Request) -> Problem:
+def _problem_of(refusal: RequestValidationError, request: Request) -> Problem:
+    errors: Sequence[Mapping[str, Any]] = refusal.errors()
     for error in errors:
         if error["loc"][0] == "path":
-            return not_found(_PATH_CODES[str(error["loc"][1])])
+            parameter = str(error["loc"][1])
+            return Problem(_PATH_CODES[parameter], _UNLIKE[parameter])
         if error["type"] == "json_invalid":
-            return _invalid_json()
+            return _invalid_json(_place(str(error["ctx"]["error"]), str(refusal.body), error["loc"][1]))
+    if any(error["loc"] == ("body",) and error["type"] == "missing" for error in errors):
+        return _empty_body(request)
     is_json = "json" in request.headers.get("content-type", "")
-    if not is_json and any(error["loc"] == ("body",) and error["type"] != "missing" for error in errors):
-        return Problem("unsupported_media_type", "Send JSON, with content-type: application/json.")
+    if not is_json and any(error["loc"] == ("body",) for error in errors):
+        return Problem(
+            "unsupported_media_type",
+            "The body must come with content-type: application/json; with curl, add"
+            " -H 'content-type: application/json'.",
+        )
     named = [(_field(error["loc"]), _sentence(error)) for error in errors[:ERRORS_MAX]]
     return Problem("invalid_request", _MALFORMED, errors=named)
 
@@ -223,8 +240,48 @@ def _sentence(error: Mapping[str, Any]) -> str:
     return message.encode("utf-8", "replace").decode()
 
 
-def _invalid_json() -> Problem:
-    return Problem("invalid_json", "The body cannot be read as JSON in UTF-8; check it with a JSON parser.")
+def _http_problem(error: HTTPException, request: Request) -> Problem:
+    if error.status_code == 400:
+        return _invalid_json(_beyond(error.__cause__))
+    if error.status_code == 404 and "//" in request.url.path:
+        return Problem("not_found", "The address has an empty part (//); is a variable of the shell unset?")
+    return _HTTP_PROBLEMS.get(error.status_code, failed)()
+
+
+def _invalid_json(reason: str) -> Problem:
+    return Problem(
+        "invalid_json", f"The body is not JSON: {reason}. In a shell, put it into single quotes: -d '{{…}}'."
+    )
+
+
+def _place(reason: str, document: str, position: int) -> str:
+    """Say where the reader of JSON stopped, and why; its reasons never repeat the text."""
+    at = json.JSONDecodeError(reason, document, position)
+    return f"line {at.lineno}, column {at.colno}: {reason.removesuffix(' at')}"
+
+
+def _beyond(cause: BaseException | None) -> str:
+    """Say what is wrong with a body that the reader of JSON gave up on."""
+    match cause:
+        case UnicodeDecodeError():
+            return f"its byte {cause.start + 1} is not UTF-8"
+        case RecursionError():
+            return "it nests too deeply"
+        case _:
+            return "it holds a number of too many digits, or cannot be read"
+
+
+def _empty_body(request: Request) -> Problem:
+    """Name what a route needs of the body that it did not get."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    members = getattr(getattr(field, "field_info", None), "annotation", None)
+    needed = [name for name, one in getattr(members, "model_fields", {}).items() if one.is_required()]
+    what = f"with {' and '.join(needed)}" if needed else "with the members to change"
+    return Problem(
+        "invalid_request",
+        f"The body is empty; send a JSON object {what}, and content-type: application/json.",
+        errors=[("body", f"must be a JSON object {what}")],
+    )
 
 
 def _no_route() -> Problem:
@@ -242,7 +299,6 @@ def _too_large() -> Problem:
 
 
 _HTTP_PROBLEMS: Final = {
-    400: _invalid_json,
     404: _no_route,
     405: _no_method,
     413: _too_large,

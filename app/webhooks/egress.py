@@ -34,6 +34,7 @@ DNS_WAITING_MAX: Final = 512
 ADDRESSES_MAX: Final = 8
 """All addresses of a name are judged; at most this many are tried."""
 
+_V4_LOOPBACK: Final = IPv4Network("127.0.0.0/8")
 _V4_FORBIDDEN: Final = tuple(
     IPv4Network(text)
     for text in (
@@ -71,6 +72,7 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 _NUMERIC_LABEL: Final = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
+_EXAMPLE: Final = "https://tools.example/hook"
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x20\x7f\\]")
 
 
@@ -118,17 +120,20 @@ class Egress:
                 2,048 characters.
         """
         scheme, host = _parts(url)
-        if scheme == "http" and not self.allow:
-            raise UrlRefused("scheme", "A webhook's URL must begin with https://.")
         literal = _literal(host)
         if literal is None:
-            if _is_localhost(host) and not (self.listed("127.0.0.1") or self.listed("::1")):
-                raise UrlRefused("address", "This host is the service's own machine; use a public one.")
-            return
-        if not self.allowed(literal):
-            raise UrlRefused("address", "This address is not public; its range would have to be allowed.")
-        if scheme == "http" and not self.listed(literal):
-            raise UrlRefused("scheme", "A webhook's URL must begin with https:// outside the allowed ranges.")
+            is_here, is_allowed = _is_localhost(host), True
+            is_listed = self.listed("127.0.0.1") or self.listed("::1") if is_here else bool(self.allow)
+        else:
+            reached = _reached(literal)
+            is_here = isinstance(reached, IPv4Address) and reached in _V4_LOOPBACK
+            is_allowed, is_listed = self.allowed(literal), self.listed(literal)
+        if is_here and not is_listed:
+            raise UrlRefused("address", self._for_this_machine(scheme))
+        if not is_allowed:
+            raise UrlRefused("address", self._not_public())
+        if scheme == "http" and not is_listed:
+            raise UrlRefused("scheme", self._for_public_ones(is_name=literal is None))
 
     def judge(self, addresses: Sequence[str], *, is_plain: bool) -> None:
         """Judge all addresses of a host name; `is_plain` for http, which only allowed ranges may answer.
@@ -139,6 +144,29 @@ class Egress:
         permitted = self.listed if is_plain else self.allowed
         if not addresses or not all(permitted(address) for address in addresses):
             raise AddressBlocked("the host name has an address that may not be called")
+
+    def _for_this_machine(self, scheme: str) -> str:
+        limit = f"{scheme} to this machine is taken only if BASCULE_WEBHOOK_ALLOW names it"
+        if scheme == "http":
+            limit = "http is taken only for hosts in BASCULE_WEBHOOK_ALLOW"
+        ranges = ",".join(str(range_) for range_ in (*self.allow, _V4_LOOPBACK))
+        return f"{limit}; for a tool on this machine start the service with BASCULE_WEBHOOK_ALLOW={ranges}."
+
+    def _not_public(self) -> str:
+        return (
+            "This address is not public: add its range to BASCULE_WEBHOOK_ALLOW"
+            f" (now: {self._ranges()}) and restart the service."
+        )
+
+    def _for_public_ones(self, *, is_name: bool) -> str:
+        remedy = "write https://, or add the range of this host and restart the service"
+        return (
+            f"http is taken only for hosts in BASCULE_WEBHOOK_ALLOW (now: {self._ranges()});"
+            f" {remedy if is_name else 'write https:// for a public address'}."
+        )
+
+    def _ranges(self) -> str:
+        return ",".join(map(str, self.allow)) or "none"
 
     def _is_listed(self, address: Address) -> bool:
         return any(address.version == range_.version and address in range_ for range_ in self.allow)
@@ -180,6 +208,10 @@ class Resolver(AbstractResolver):
         by_address = {str(info[4][0]): info for info in infos}
         if not by_address:
             raise OSError(errno.EADDRNOTAVAIL, "the host name has no address")
+        if _is_localhost(host):
+            # 127.0.0.1 and ::1 are one machine: where only one of them is allowed, that one is called.
+            allowed = {address: info for address, info in by_address.items() if self._egress.listed(address)}
+            by_address = allowed or by_address
         self._egress.judge(tuple(by_address), is_plain=self._is_plain)
         return [
             ResolveResult(
@@ -223,18 +255,24 @@ def _getaddrinfo(host: str, port: int) -> Sequence[Any]:
 def _parts(url: str) -> tuple[str, str]:
     """The scheme and the host of a URL as the HTTP client will read them."""
     if len(url) > URL_CHARS_MAX:
-        raise UrlRefused("too_long", f"The URL is over {URL_CHARS_MAX} characters.")
+        raise UrlRefused("too_long", f"The URL is over {URL_CHARS_MAX} characters; shorten it.")
     if _UNPRINTABLE.search(url):
-        raise UrlRefused("malformed", "The URL has spaces, control characters or backslashes.")
+        raise UrlRefused(
+            "malformed", "The URL has spaces, control characters or backslashes; write them as %20 and so on."
+        )
     if "#" in url:
-        raise UrlRefused("fragment", "A webhook's URL has no fragment (#…).")
+        raise UrlRefused("fragment", "A webhook's URL has no fragment (#…); leave it out.")
     try:
         split = urlsplit(url)
         netloc = split.netloc
     except ValueError as error:
-        raise UrlRefused("malformed", "This is not a URL.") from error
+        raise UrlRefused("malformed", f"This is not a URL; write one such as {_EXAMPLE}.") from error
     if split.scheme not in ("http", "https"):
-        raise UrlRefused("scheme", "A webhook's URL must begin with https://.")
+        if "://" not in url:
+            raise UrlRefused("scheme", "The URL has no scheme; write one, such as http://localhost:9000/.")
+        raise UrlRefused(
+            "scheme", "A webhook's URL begins with https://, or http:// for hosts in BASCULE_WEBHOOK_ALLOW."
+        )
     if "@" in netloc:
         raise UrlRefused("credentials", "The URL holds credentials; put them into the tool's headers.")
     try:
@@ -246,9 +284,9 @@ def _parts(url: str) -> tuple[str, str]:
     try:
         host = URL(url).raw_host
     except ValueError as error:
-        raise UrlRefused("malformed", "This is not a URL.") from error
+        raise UrlRefused("malformed", f"This is not a URL; write one such as {_EXAMPLE}.") from error
     if not host:
-        raise UrlRefused("malformed", "The URL has no host.")
+        raise UrlRefused("malformed", f"The URL has no host; write one such as {_EXAMPLE}.")
     return split.scheme, host
 
 
@@ -260,18 +298,22 @@ def _literal(host: str) -> Address | None:
     """
     if ":" in host:
         address = _address(host)
-        if address is None:
-            raise UrlRefused("address", "This is not an IPv6 address that can be called.")
+        if not isinstance(address, IPv6Address) or address.scope_id:
+            raise UrlRefused("address", "Write an IPv6 address by RFC 4291, without a zone (%…).")
         return address
     name = host.rstrip(".")
     # Resolvers read a last label that is a number as an IPv4 address, octal, hexadecimal or short.
     if _NUMERIC_LABEL.fullmatch(name.rpartition(".")[2]):
         address = _address(host)
         if address is None:
-            raise UrlRefused("address", "Write an IPv4 address as four decimal numbers.")
+            raise UrlRefused(
+                "address", "Write an IPv4 address as four decimal numbers with dots between them."
+            )
         return address
     if not _NAME.fullmatch(name) or host.endswith(".."):
-        raise UrlRefused("malformed", "The URL's host is neither a name nor an address.")
+        raise UrlRefused(
+            "malformed", f"The URL's host is neither a name nor an address; write one such as {_EXAMPLE}."
+        )
     return None
 
 

@@ -65,5 +65,5 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
     assert body["request_id"] == answer.headers["x-request-id"]
     assert body["type"].endswith(body["code"])
     assert body["title"]
-    assert body["detail"].endswith((".", "…."))
+    assert body["detail"].endswith((".", "?"))
     return answer.status_code, body["code"]

@@ -60,6 +60,30 @@ async def test_every_route_but_the_public_ones_wants_a_key(service: Service) -> 
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ("", "The request names no key; "),
+        ("bsk_secret", "The header authorization lacks the word Bearer before the key;"),
+        ("Bearer", "The header authorization holds no key after the word Bearer; "),
+        ("Bearer ", "The header authorization holds no key after the word Bearer; "),
+        ("Bearer secret", "This key is unknown or revoked; "),
+    ],
+)
+async def test_a_refused_key_is_told_why_and_never_repeated(
+    service: Service, header: str, sentence: str
+) -> None:
+    answer = await service.http.get("/tools", headers={"authorization": header})
+    assert problem(answer) == (401, "unauthenticated")
+    assert answer.json()["detail"].startswith(sentence)
+    assert "secret" not in answer.text
+
+
+async def test_a_wrong_key_is_told_where_the_first_one_lies(service: Service) -> None:
+    answer = await service.http.get("/tools", headers={"authorization": "Bearer wrong"})
+    assert "wrote one to .bascule/admin.key (the demo's is .bascule/demo/admin.key" in answer.json()["detail"]
+
+
 async def test_a_key_does_only_what_its_scopes_say(service: Service) -> None:
     keys = {scope: await service.key(scope) for scope in SCOPES}
     for method, path, scope in routes(service):

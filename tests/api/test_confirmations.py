@@ -179,19 +179,34 @@ async def test_a_call_of_a_session_that_is_over_cannot_be_decided(service: Servi
     await held(service)
     async with service.engine.begin() as connection:
         await connection.execute(update(tables.attachments).values(status="ended", end_reason=reason))
-    assert problem(await confirm(service)) == (409, "session_ended")
+    answer = await confirm(service)
+    assert problem(answer) == (409, "session_ended")
+    assert (reason, None) == (answer.json()["end_reason"], answer.json()["end_detail"])
+    assert "attach it" not in answer.json()["detail"]
     assert await decisions(service) == []
 
 
-@pytest.mark.parametrize(("status", "reason"), [("detached", "detached"), ("ended", "idle")])
+@pytest.mark.parametrize(
+    ("status", "reason", "remedy"),
+    [
+        ("detached", "detached", "attach it first"),
+        ("ended", "idle", "attach it first"),
+        ("ended", "session_gone", "check the id"),
+    ],
+)
 async def test_a_call_of_a_detached_session_cannot_be_decided(
-    service: Service, status: str, reason: str
+    service: Service, status: str, reason: str, remedy: str
 ) -> None:
     """D-061, D-070: 409 `not_attached`; nothing recorded, and the call is not listed."""
     await held(service)
+    ending = {"end_reason": reason, "end_detail": "as it was"}
     async with service.engine.begin() as connection:
-        await connection.execute(update(tables.attachments).values(status=status, end_reason=reason))
-    assert problem(await confirm(service)) == (409, "not_attached")
+        await connection.execute(update(tables.attachments).values(status=status, **ending))
+    answer = await confirm(service)
+    assert problem(answer) == (409, "not_attached")
+    assert answer.json().items() >= ending.items()
+    assert ("attach it first" in answer.json()["detail"]) is (remedy == "attach it first")
+    assert remedy in answer.json()["detail"]
     assert await decisions(service) == []
     assert (await service.http.get("/confirmations")).json()["data"] == []
 

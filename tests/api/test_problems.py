@@ -56,6 +56,47 @@ async def test_a_malformed_body_is_never_a_failure_of_the_service(
     assert len(answer.content) < 20_000
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"tools": ["a",\n "b" "c"]}', "line 2, column 6: Expecting ',' delimiter."),
+        (b"{url: secret}", "line 1, column 2: Expecting property name enclosed in double quotes."),
+        (b'{"a": 1} secret', "line 1, column 10: Extra data."),
+        (b'{"a": "secret\n"}', "line 1, column 14: Invalid control character."),
+        (b'{"a": "\xff"}', "its byte 8 is not UTF-8."),
+        (b"[" * 100_000, "it nests too deeply."),
+        (b"9" * 10_000, "it holds a number of too many digits, or cannot be read."),
+    ],
+)
+async def test_a_body_that_is_no_json_is_told_where_it_goes_wrong(
+    service: Service, content: bytes, reason: str
+) -> None:
+    answer = await post(service, content)
+    assert problem(answer) == (400, "invalid_json")
+    assert answer.json()["detail"].startswith(f"The body is not JSON: {reason} ")
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "what"),
+    [
+        ("PUT", "/tools/x", "with url"),
+        ("POST", "/sessions/s/confirm", "with tool_use_id and result"),
+        ("POST", "/keys", "with name and scopes"),
+        ("PATCH", "/sessions/s", "with the members to change"),
+    ],
+)
+async def test_an_empty_body_is_told_what_to_send(
+    service: Service, method: str, path: str, what: str
+) -> None:
+    for headers in ({}, JSON):
+        answer = await service.http.request(method, path, headers=headers)
+        assert problem(answer) == (422, "invalid_request")
+        expected = f"The body is empty; send a JSON object {what}, and content-type: application/json."
+        assert expected == answer.json()["detail"]
+        assert [{"field": "body", "message": f"must be a JSON object {what}"}] == answer.json()["errors"]
+
+
 @pytest.mark.parametrize("path", ["/sessions/s/attach", "/sessions/s/confirm", "/keys"])
 async def test_malformed_bodies_are_refused_on_other_routes_too(service: Service, path: str) -> None:
     for content in (b"{", b"[]", b'"\\ud800"', b"[" * 50_000, b"1", b"true"):
@@ -93,6 +134,31 @@ async def test_a_body_that_is_not_json_is_named_so(service: Service) -> None:
 )
 async def test_an_id_that_no_session_has_is_not_found(service: Service, path: str) -> None:
     assert problem(await service.http.get(path)) == (404, "session_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sentence"),
+    [
+        ("POST", "/sessions/sesn_%E2%80%A6/attach", "This cannot be the id of a session: "),
+        ("PUT", "/tools/a%0Ab", "This cannot be the name of a tool: "),
+        ("GET", "/sessions/s/calls/" + "x" * 257, "This cannot be the id of a call: "),
+        ("GET", "/sessions/s/messages/a%0Ab", "This cannot be the id of a message: "),
+        ("DELETE", "/keys/x", "This cannot be the id of a key: "),
+        ("POST", "/sessions//attach", "The address has an empty part (//); "),
+        ("POST", "/nope", "There is no such address; "),
+    ],
+)
+async def test_what_cannot_be_an_id_is_told_so(
+    service: Service, method: str, path: str, sentence: str
+) -> None:
+    answer = await service.http.request(method, path, json={"url": "https://a.example"})
+    assert problem(answer)[0] == 404
+    assert answer.json()["detail"].startswith(sentence)
+
+
+async def test_the_root_leads_to_the_description(service: Service) -> None:
+    answer = await service.http.get("/", headers={"authorization": ""})
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.simulator.script import names
 from tests import postgres
 
 ROOT = Path(__file__).parents[2]
@@ -113,8 +114,29 @@ def test_a_port_that_is_taken_is_a_sentence_and_no_traceback(server_url: str) ->
         }
         refused = command("serve", **environ)
         assert refused.returncode == 1
+        sentence = f"port {environ['BASCULE_PORT']} of 127.0.0.1 is taken; does another Bascule run? "
+        assert sentence in refused.stderr
         assert "BASCULE_PORT" in refused.stderr
+        assert "(" not in refused.stderr.splitlines()[-1]
         assert "Traceback" not in refused.stderr
+
+
+def test_a_simulator_that_cannot_start_is_one_line() -> None:
+    refused = command("simulate", "nonsense")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("there is no such scenario; take one of cloud, custom, demo,")
+    assert len(refused.stderr.splitlines()) == 1
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = command("simulate", "--port", str(port))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"port {port} is taken; ")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_the_simulators_help_names_the_scenarios() -> None:
+    shown = " ".join(command("simulate", "--help", COLUMNS="200", NO_COLOR="1").stdout.split())
+    assert ", ".join(names()) in shown
 
 
 def test_a_wrong_setting_is_a_sentence_and_no_traceback() -> None:

@@ -229,12 +229,13 @@ async def test_paging_that_never_advances_is_cut_off_and_flagged(
 async def test_what_waits_in_a_history_without_an_end_is_not_run_and_the_session_is_flagged(
     engine: AsyncEngine, migrated_url: str, name: str
 ) -> None:
-    """Its answer may be on a page that nobody can read."""
+    """Its answer may be on a page that nobody can read; so it is named, and left alone."""
     replay = Replay(RECORDINGS[name], "waiting")
     async with staged(engine, migrated_url, replay) as stage:
         await stage.attach()
         shown = await stage.service.until(stage.path, lambda shown: shown["flags"])
-        assert (shown["status"], shown["flags"]) == ("live", ["history_degraded"])
+        assert (shown["status"], shown["flags"]) == ("live", ["history_degraded", "upstream_contradiction"])
+        assert len(shown["missing"]) == 1
         assert stage.tool.called == []
         assert replay.posts == []
 

@@ -162,6 +162,7 @@ async def test_a_call_that_waited_at_the_detach_runs_after_the_next_attach(servi
     service.upstream.say(session.id)
     calls = await in_state(service, session.id, "dispatched", "queued", "queued")
     await service.http.post(f"/sessions/{session.id}/detach")
+    await service.upstream.until(lambda: service.upstream.streams.count == 0)
     gate.open()
     await ended(service, session.id)
     answer = {"type": "user.custom_tool_result", "custom_tool_use_id": calls[1]["id"], "is_error": False}

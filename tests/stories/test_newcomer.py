@@ -6,21 +6,32 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import httpx
 import pytest
+from standardwebhooks import Webhook
 
+from app.webhooks.wire import sign
 from tests.runner.service import Service
 
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 DEMO_LIMIT_S = 50.0
+START_LIMIT_S = 40.0
+STOP_LIMIT_S = 30.0
+BAD_SIGNATURE = "bad signature: is TOOL_SECRET the signing_secret of this tool?"
+TOOLS = {"python": [sys.executable, "examples/tool.py"], "node": ["node", "examples/tool.mjs"]}
 
 
 class Terminal:
@@ -53,20 +64,41 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[Terminal]:
-    environ = {**os.environ, "BASCULE_DATA_DIR": str(tmp_path / "d"), "BASCULE_PORT": str(free_port())}
-    environ.pop("ANTHROPIC_API_KEY", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", "demo"],
-        cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
+def folder() -> Iterator[Path]:
+    """A folder that the database's user may enter, so that all of it goes with the folder."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="bascule-newcomer-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+class Demo:
+    """`make demo` in a terminal of its own."""
+
+    def __init__(self, data_dir: Path) -> None:
+        environ = {**os.environ, "BASCULE_DATA_DIR": str(data_dir), "BASCULE_PORT": str(free_port())}
+        environ.pop("ANTHROPIC_API_KEY", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "app", "demo"],
+            cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.stream = self.process.stdout
+        self.terminal = Terminal(self.stream)
+
+    def stop(self, by: signal.Signals) -> int:
+        self.process.send_signal(by)
+        code = self.process.wait(timeout=STOP_LIMIT_S)
+        self.stream.close()
+        return code
+
+
+@pytest.fixture
+def demo(folder: Path) -> Iterator[Terminal]:
+    running = Demo(folder / "d")
     try:
-        yield Terminal(process.stdout)
+        yield running.terminal
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=30)
-        process.stdout.close()
+        running.stop(signal.SIGINT)
 
 
 @pytest.mark.timeout(120)
@@ -79,21 +111,74 @@ def test_the_demo_prints_the_curl_that_allows_its_held_call_and_then_shows_the_t
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     texts = [message["text"] for message in json.loads(answer.stdout)["data"]]
     assert "refunded 49.90 EUR." in texts[-1]
-    assert texts[-1] in demo.text
+    assert texts[-1].split(".")[-2] in demo.text
+
+
+@pytest.mark.timeout(120)
+def test_a_demo_that_is_told_to_end_leaves_no_database_and_the_next_one_lists_no_old_session(
+    folder: Path,
+) -> None:
+    data = folder / "d"
+    first = Demo(data)
+    old = first.terminal.until(r"Session (\w+) is attached", DEMO_LIMIT_S).group(1)
+    first.terminal.until(r"curl -s .*/confirm .*", DEMO_LIMIT_S)
+    assert first.stop(signal.SIGTERM) == 0
+    assert not (data / "demo" / "postgres" / "pgdata" / "postmaster.pid").exists()
+    second = Demo(data)
+    try:
+        url = second.terminal.until(r"listens at (\S+)", DEMO_LIMIT_S).group(1)
+        second.terminal.until(r"curl -s .*/confirm .*", DEMO_LIMIT_S)
+        headers = {"authorization": f"Bearer {(data / 'demo' / 'admin.key').read_text().strip()}"}
+        shown = httpx.get(f"{url}/confirmations", headers=headers, trust_env=False).json()
+        assert old not in {call["session_id"] for call in shown["data"]}
+        assert len(shown["data"]) == 1
+    finally:
+        assert second.stop(signal.SIGTERM) == 0
+
+
+def command_of(language: str) -> list[str]:
+    """The command that runs an example; Node is no part of the service, but CI has it."""
+    if shutil.which(TOOLS[language][0]) is None:
+        assert os.environ.get("CI") != "true", f"{language} must be installed in CI"
+        pytest.skip(f"{language} is not installed")
+    return TOOLS[language]
+
+
+class ExampleTool:
+    """One of the examples, listening; `log` is what it wrote."""
+
+    def __init__(self, language: str, secret: str, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}/"
+        self.process = subprocess.Popen(
+            command_of(language),
+            cwd=ROOT, env={**os.environ, "TOOL_SECRET": secret, "PORT": str(port)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        listening(port, self.process)
+
+    def stop(self) -> str:
+        self.process.kill()
+        return self.process.communicate(timeout=STOP_LIMIT_S)[0]
+
+
+def listening(port: int, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < end:
+        assert process.poll() is None, "the process ended"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"nothing listens at port {port}")
 
 
 @pytest.mark.anyio
-async def test_the_examples_tool_answers_a_call(service: Service) -> None:
+@pytest.mark.parametrize("language", TOOLS)
+async def test_an_examples_tool_answers_a_call(service: Service, language: str) -> None:
     session = service.upstream.create("custom")
     port = free_port()
-    url = f"http://127.0.0.1:{port}/"
-    registered = await service.http.put("/tools/lookup_order", json={"url": url})
-    environ = {**os.environ, "TOOL_SECRET": registered.json()["signing_secret"], "PORT": str(port)}
-    tool = subprocess.Popen(  # noqa: ASYNC220 - starting takes milliseconds, and nothing else runs yet
-        [sys.executable, str(ROOT / "examples" / "tool.py")],
-        env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert tool.stdout is not None
+    registered = await service.http.put("/tools/lookup_order", json={"url": f"http://127.0.0.1:{port}/"})
+    tool = ExampleTool(language, registered.json()["signing_secret"], port)
     try:
         await service.attach(session.id)
         service.upstream.say(session.id)
@@ -103,23 +188,220 @@ async def test_the_examples_tool_answers_a_call(service: Service) -> None:
         assert not result["is_error"], result
         assert "has shipped" in result["content"][0]["text"]
     finally:
-        tool.kill()
-        tool.wait(timeout=10)
-        tool.stdout.close()
+        tool.stop()
+
+
+@pytest.mark.parametrize("language", TOOLS)
+def test_an_examples_tool_refuses_what_is_not_signed_for_it(language: str) -> None:
+    key, other = b"k" * 32, b"o" * 32
+    tool = ExampleTool(language, "whsec_" + "a2tr" * 10 + "a2s=", free_port())  # base64 of 32 times k
+    now, body = int(time.time()), b'{"data": {"tool": "t", "input": {}}}'
+
+    def answer(signature: str | bytes, at: str = str(now), id_: str = "call_x") -> httpx.Response:
+        headers = {"webhook-id": id_, "webhook-timestamp": at, "webhook-signature": signature}
+        return httpx.post(tool.url, content=body, headers=headers, trust_env=False)
+
+    try:
+        good = sign([key], "call_x", now, body)
+        old = sign([key], "call_x", now - 400, body)
+        assert answer(good).status_code == 200
+        assert answer(sign([other, key], "call_x", now, body)).status_code == 200
+        refused = [
+            httpx.post(tool.url, content=body, trust_env=False),
+            httpx.post(tool.url, trust_env=False),
+            answer(sign([other], "call_x", now, body)),
+            answer(good, id_="call_y"),
+            answer(old, at=str(now - 400)),
+            answer(good, at="soon"),
+            answer(good, at="9" * 5000),
+            answer(""),
+            answer("v1"),
+            answer(b"v1,\xff\xb2"),
+        ]
+        for each in refused:
+            assert (each.status_code, each.headers["content-type"]) == (401, "text/plain")
+            assert each.text.strip() == BAD_SIGNATURE
+    finally:
+        log = tool.stop()
+    assert "Traceback" not in log
+    assert "Error" not in log
+
+
+@pytest.mark.parametrize("language", TOOLS)
+@pytest.mark.parametrize("secret", [None, "", "whsec_…"])
+def test_an_examples_tool_without_its_secret_says_how_to_run_it(language: str, secret: str | None) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "TOOL_SECRET"}
+    environ |= {} if secret is None else {"TOOL_SECRET": secret}
+    ended = subprocess.run(
+        command_of(language), cwd=ROOT, env=environ, capture_output=True, text=True, timeout=STOP_LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("usage: TOOL_SECRET=whsec_… ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_the_guides_signature_is_that_of_its_example() -> None:
+    guide = (ROOT / "docs" / "receiving-webhooks.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `?([\w-]+)`? \| `([^`]+)` \|$", guide, re.MULTILINE))
+    body, at = rows["body"].encode(), int(rows["webhook-timestamp"])
+    key = Webhook(rows["secret"])._whsecret
+    assert rows["webhook-signature"] == sign([key], rows["webhook-id"], at, body)
+    assert json.loads(body)["data"]["input"] == {"order_id": "A-1042"}
+
+
+class Walk:
+    """What the README says, typed into terminals in a folder that looks like the clone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("app", "migrations", "examples"):
+            (folder / name).symlink_to(ROOT / name)
+        section = README.partition("## Your own tool")[2].partition("\n## ")[0]
+        self.blocks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+        self.ports = {port: str(free_port()) for port in ("8080", "8301", "9000", "9001")}
+        self.words: dict[str, str] = {}
+        self.typed: set[str] = set()
+        self.running: list[tuple[subprocess.Popen[str], Terminal]] = []
+
+    def command(self, part: str) -> str:
+        """Return the first block that holds `part`, with what a reader would put in."""
+        block = next(block for block in self.blocks if part in block)
+        self.typed.add(block)
+        return self.filled(block)
+
+    def filled(self, text: str) -> str:
+        python = shlex.quote(sys.executable)
+        changes = {"make run": f"{python} -m app serve", ".venv/bin/python": python, "python3": python}
+        text = re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], text)
+        text = re.sub(r"\b(8080|8301|900[01])\b", lambda found: self.ports[found[0]], text)
+        for word, value in self.words.items():
+            text = text.replace(word, value)
+        return text
+
+    def start(self, command: str) -> Terminal:
+        environ = {**os.environ, "BASCULE_PORT": self.ports["8080"], "PYTHONUNBUFFERED": "1"}
+        environ |= {"PORT": self.ports["9000"]} if "TOOL_SECRET" in command else {}
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=self.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        self.running.append((process, Terminal(process.stdout)))
+        return self.running[-1][1]
+
+    def run(self, command: str) -> str:
+        session = self.words.get("sesn_…", "")
+        return subprocess.run(
+            ["bash", "-c", f"KEY=$(cat .bascule/admin.key); SESSION={session}; {command}"],
+            cwd=self.folder, capture_output=True, text=True, timeout=STOP_LIMIT_S, check=True,
+        ).stdout  # fmt: skip
+
+    def until(self, command: str, pattern: str) -> str:
+        end, shown = time.monotonic() + START_LIMIT_S, ""
+        while time.monotonic() < end:
+            shown = self.run(command)
+            if re.search(pattern, shown):
+                return shown
+            time.sleep(0.1)
+        raise AssertionError(f"no {pattern!r} in {shown}")
+
+    def stop(self) -> None:
+        for process, _ in reversed(self.running):
+            process.terminate()
+        for process, _ in reversed(self.running):
+            process.wait(timeout=STOP_LIMIT_S)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.fixture
+def walk(folder: Path) -> Iterator[Walk]:
+    walk = Walk(folder)
+    try:
+        yield walk
+    finally:
+        walk.stop()
+
+
+@pytest.mark.timeout(150)
+def test_every_command_of_the_readmes_walk_runs_as_written(walk: Walk) -> None:
+    simulator = walk.start(walk.command("app simulate"))
+    walk.words["sesn_…"] = simulator.until(r"(sesn_\w+)  custom", START_LIMIT_S).group(1)
+    walk.start(walk.command("BASCULE_UPSTREAM_URL")).until("listening", START_LIMIT_S)
+    walk.command("sk-ant-")  # the platform's own; there is none here
+    register = walk.command("-X PUT")
+    registered: dict[str, Any] = json.loads(walk.run(register))
+    walk.words["whsec_…"] = registered["signing_secret"]
+    walk.start(walk.command("TOOL_SECRET"))
+
+    attach = walk.command("/attach")
+    assert walk.words["sesn_…"] in walk.run(attach)
+    walk.run(simulator.until(r"Begin a turn: +(curl .*)", START_LIMIT_S).group(1))
+    calls = walk.command("/calls")
+    assert "has shipped" in walk.until(calls, '"state": "posted"')
+    assert '"next_after"' in walk.until(walk.command("/text"), "has shipped")
+
+    registered = json.loads(
+        walk.run(register.replace("lookup_order", "bash").replace(walk.ports["9000"], walk.ports["9001"]))
+    )
+    walk.words["whsec_…"] = registered["signing_secret"]
+    walk.start(walk.command("PORT="))
+    walk.words["sesn_…"] = json.loads(walk.run(walk.command("gated")))["id"]
+    walk.run(walk.command("/attach"))
+    walk.run(walk.command("/start"))
+    confirm = walk.command("/confirm ")
+    waiting = walk.until(confirm.splitlines()[0], '"held"')
+    walk.words["sevt_…"] = json.loads(waiting)["data"][0]["id"]
+    assert '"result":"allow"' in walk.run(walk.command("/confirm "))
+    assert "has shipped" in walk.until(calls, '"state": "posted"')
+    assert set(walk.blocks) == walk.typed
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(ROOT / "Makefile", folder)
+    for name in ("requirements.lock", "pyproject.toml"):
+        (folder / name).touch()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=folder, env=environ, capture_output=True, text=True, timeout=STOP_LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+def test_an_old_or_missing_python_is_told_before_anything_else(folder: Path) -> None:
+    old = folder / "old"
+    old.write_text('#!/bin/sh\ncase "$2" in *print*) echo is 3.10.13;; *) exit 1;; esac\n')
+    old.chmod(0o755)
+    for python, fault in (("./old", "is 3.10.13"), ("./none", "is missing")):
+        ended = make(folder, "run", f"PYTHON={python}")
+        assert (ended.returncode, ended.stdout) == (2, "")
+        sentence = f"Python 3.11 or newer is needed, {python} {fault}; make run PYTHON=python3.12"
+        assert sentence == ended.stderr.splitlines()[0]
+
+
+def test_cleaning_follows_no_link_to_what_is_not_ours(folder: Path) -> None:
+    for target in ("kept", str(folder / "kept"), "/var/lib/bascule/../bascule/x"):
+        (folder / "kept").mkdir(exist_ok=True)
+        (folder / ".bascule" / "demo").mkdir(parents=True)
+        (folder / ".bascule" / "postgres").symlink_to(target)
+        (folder / ".bascule" / "demo" / "postgres").symlink_to(target)
+        assert make(folder, "clean").returncode == 0
+        assert not (folder / ".bascule").exists()
+        assert (folder / "kept").exists()
 
 
 def test_every_file_and_target_that_the_readme_names_exists() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", readme) if "://" not in link]
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
     assert [link for link in links if not (ROOT / link).exists()] == []
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    assert set(re.findall(r"(?:^|`)make ([a-z]+)", readme, re.MULTILINE)) <= targets
+    assert set(re.findall(r"(?:^|`)make ([a-z]+)", README, re.MULTILINE)) <= targets
 
 
 def test_the_readme_says_what_the_command_line_accepts() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"python -m app (\w+)", readme)
+    commands = re.findall(r"python -m app (\w+)", README)
     for command in {*commands, "serve", "demo", "migrate", "openapi"}:
         subprocess.run(
             [sys.executable, "-m", "app", *shlex.split(command), "--help"],

@@ -140,7 +140,37 @@ def test_a_url_that_is_wrong_by_its_text_is_refused(url: str, code: str) -> None
         PUBLIC.check_url(url)
     assert code == refused.value.code
     assert refused.value.sentence.endswith(".")
-    assert "127" not in refused.value.sentence
+    assert len(url) < 9 or url not in refused.value.sentence
+    assert "127.0.0.1" not in refused.value.sentence
+
+
+TEN = Egress(["10.0.0.0/8"])
+HTTP = "http is taken only for hosts in BASCULE_WEBHOOK_ALLOW"
+HTTPS_HERE = "https to this machine is taken only if BASCULE_WEBHOOK_ALLOW names it"
+START = "; for a tool on this machine start the service with BASCULE_WEBHOOK_ALLOW="
+NOT_PUBLIC = "This address is not public: add its range to BASCULE_WEBHOOK_ALLOW"
+NAME = "write https://, or add the range of this host and restart the service."
+
+
+@pytest.mark.parametrize(
+    ("egress", "url", "sentence"),
+    [
+        (PUBLIC, "http://localhost:9000", f"{HTTP}{START}127.0.0.0/8."),
+        (PUBLIC, "http://127.0.0.1:9000/", f"{HTTP}{START}127.0.0.0/8."),
+        (PUBLIC, "https://localhost/", f"{HTTPS_HERE}{START}127.0.0.0/8."),
+        (TEN, "http://localhost/", f"{HTTP}{START}10.0.0.0/8,127.0.0.0/8."),
+        (PUBLIC, "https://10.0.0.1/", f"{NOT_PUBLIC} (now: none) and restart the service."),
+        (PUBLIC, "http://10.0.0.1/", f"{NOT_PUBLIC} (now: none) and restart the service."),
+        (TEN, "http://[::1]:9/", f"{NOT_PUBLIC} (now: 10.0.0.0/8) and restart the service."),
+        (PUBLIC, "http://tool.example/", f"{HTTP} (now: none); {NAME}"),
+        (TEN, "http://8.8.8.8/", f"{HTTP} (now: 10.0.0.0/8); write https:// for a public address."),
+        (PUBLIC, "localhost:9000", "The URL has no scheme; write one, such as http://localhost:9000/."),
+    ],
+)
+def test_a_refusal_names_the_limit_and_the_remedy(egress: Egress, url: str, sentence: str) -> None:
+    with pytest.raises(UrlRefused) as refused:
+        egress.check_url(url)
+    assert sentence == refused.value.sentence
 
 
 @pytest.mark.parametrize(
@@ -220,6 +250,16 @@ async def test_a_plain_http_name_needs_an_allowed_range_for_every_address() -> N
 
 
 @pytest.mark.anyio
+async def test_of_this_machines_addresses_an_allowed_one_is_enough() -> None:
+    """`localhost` is often both 127.0.0.1 and ::1, and an operator who allows one means the machine."""
+    resolver = Resolver(LOOPBACK, is_plain=True, lookup=Names("::1 127.0.0.1"))
+    assert [each["host"] for each in await resolver.resolve("localhost", 80)] == ["127.0.0.1"]
+    with pytest.raises(AddressBlocked):
+        await resolver.resolve("tool.example", 80)
+    await resolver.close()
+
+
+@pytest.mark.anyio
 async def test_a_look_up_that_hangs_ends_in_time_and_delays_no_other() -> None:
     let_go = threading.Event()
 
@@ -264,6 +304,8 @@ async def test_a_refused_url_is_neither_looked_up_nor_dialled(url: str, log: Log
         outcome = await deliverer.deliver(a_request(a_tool(url, retry="safe")), log)
     assert (names.asked, dialled) == ([], [])
     assert outcome.code in ("blocked_url", "blocked_address")
+    assert b"may not" in outcome.result.content
+    assert b"registration" not in outcome.result.content
     assert (outcome.result.is_error, outcome.outcome_unknown, len(log.reports)) == (True, False, 1)
 
 
