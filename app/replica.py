@@ -69,7 +69,9 @@ async def replica(
                 extra_headers=extra_headers,
             )
 
-        deliverer = Deliverer(egress, version=__version__)
+        deliverer = Deliverer(
+            egress, version=__version__, tenant_deliveries_max=settings.tenant_deliveries_max
+        )
         replica_id = f"{socket.gethostname()}-{chance.token_hex(4)}"
         budgets = Budgets(engine, settings.upstream_limit_per_min, sleep=budget_sleep)
         fleet = Fleet(replica_id, engine, secrets, wakeups, deliverer, client_for, budget_for=budgets.of)

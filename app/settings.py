@@ -114,6 +114,7 @@ class Settings(BaseModel):
     secret_key: Annotated[SecretStr, AfterValidator(_secret_keys)] | None = None
     admin_key: Annotated[SecretStr, AfterValidator(_admin_key)] | None = None
     webhook_allow: Annotated[tuple[Network, ...], BeforeValidator(_networks)] = ()
+    tenant_deliveries_max: Annotated[int, Field(ge=1, le=10_000)] = 100
     retention_sessions_days: Annotated[int, Field(ge=0, le=RETENTION_DAYS_MAX)] = 90
     retention_deliveries_days: Annotated[int, Field(ge=0, le=RETENTION_DAYS_MAX)] = 30
     migrate: bool = False

@@ -184,6 +184,8 @@ async def _outcome(
     deadline = _now() + OUTCOME_LIMIT_S
     while True:
         async with bridge.engine.connect() as connection:
+            # One snapshot: a call read just before its decision was refused would still show it as good.
+            await connection.execution_options(isolation_level="REPEATABLE READ")
             call = await calls.get(connection, tenant, session_id, body.tool_use_id)
             decision = await decisions.status(connection, tenant, recorded.decision_id)
         assert call is not None, "calls are never deleted while their session is attached"

@@ -116,7 +116,8 @@ class Call:
     """One tool call of an agent, as known now.
 
     `asked_at` is when upstream asked again for a call that an interrupt had closed, in seconds since 1970; it
-    is not stored. `detail` says in a sentence why a call ended so.
+    is not stored. `detail` says in a sentence why a call ended so. `attempts` counts deliveries, `episodes`
+    those whose outcome was never learnt, the one under way included.
     """
 
     id: str
@@ -130,6 +131,7 @@ class Call:
     gate: Gate | None = None
     decision: Decision | None = None
     attempts: int = 0
+    episodes: int = 0
     outcome_unknown: bool = False
     result: Result | None = None
     posted: bool = False

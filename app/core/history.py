@@ -36,6 +36,7 @@ class History:
         self.newest_at: float | None = None
         self.recent = SeenIds()
         self.untimed: Remembered[None] = Remembered()
+        self.wanted_at: float | None = None
         self._wanted: dict[str | None, tuple[str, ...]] = {}
         self._kept = kept
         self._is_first_thread = True
@@ -76,8 +77,10 @@ class History:
                 self._wanted[event.session_thread_id] = (
                     event.wanted if isinstance(event, ev.ThreadIdle) else ()
                 )
+                self.wanted_at = at
                 self._see_thread(event)
             case ev.Idle():
+                self.wanted_at = at
                 self._wanted = {None: event.wanted}
             case ev.Terminated() | ev.Deleted():
                 self.terminal = self.terminal or event

@@ -23,6 +23,9 @@ from app.core.tools import Tool
 INTERRUPTS_MAX: Final = 100
 """How many processed interrupts are remembered for calls that show up later."""
 
+EPISODES_MAX: Final = 3
+"""How often a delivery is begun whose outcome nobody lives to store; then the call itself is to blame."""
+
 _POLICY_DENY: Final = Decision("deny", "accepted", "upstream", "policy")
 
 
@@ -166,7 +169,7 @@ class Router:
         return self.settings.concurrency == 1 and any(self._sends.is_on_its_way(call) for call in calls)
 
     def _deliver(self, call: Call, tool: Tool) -> None:
-        call = replace(call, attempts=call.attempts + 1, outcome_unknown=False)
+        call = replace(call, attempts=call.attempts + 1, episodes=call.episodes + 1, outcome_unknown=False)
         call = self._ledger.save(call, "dispatched")
         self._ledger.running.add(call.id)
         self._ledger.emit(Deliver(call, tool))
@@ -197,13 +200,20 @@ class Router:
     def _redeliver(self, call: Call) -> None:
         tool = self._tool(call)
         is_open = tool is not None and (tool_gate(tool) is None or call.confirmation == "allow")
-        if tool is not None and tool.enabled and tool.retry == "safe" and is_open:
+        is_spent = call.episodes >= EPISODES_MAX
+        if tool is not None and tool.enabled and tool.retry == "safe" and is_open and not is_spent:
             self._deliver(call, tool)
             return
         text = (
             f"The tool {call.tool!r} was called, but the connection to it was lost before it answered. "
             "It may have run. Check before calling it again."
         )
+        if is_spent:
+            text = (
+                f"The call of the tool {call.tool!r} could not be completed: it was delivered "
+                f"{call.episodes} times, and each time its outcome was lost. It may have run. "
+                "Check before calling it again."
+            )
         self.delivered(Delivered(call.id, error_result(text), call.attempts, outcome_unknown=True))
 
     # ---- decisions and verdicts
@@ -279,8 +289,7 @@ class Router:
         self._mcp.pop(call_id, None)
         call = self._ledger.calls.get(call_id)
         if call is None:
-            if call_id not in self._ledger.over:
-                self._answered.keep(call_id, self._answered.get(call_id, False))
+            self._answered.keep(call_id, self._answered.get(call_id, False))
         elif call.state == "posting":
             self._sends.seen(call, answer)
         else:
@@ -288,7 +297,7 @@ class Router:
 
     def settled(self, call_id: str) -> None:
         """History showed a call together with its answer."""
-        if self._ledger.find(call_id) is None:
+        if call_id not in self._ledger.calls:
             self._answered.keep(call_id, True)
 
     def adopt(self, call: Call) -> None:
@@ -337,8 +346,10 @@ class Router:
             elif call is not None:
                 self._require(call)
             elif ended is not None:
-                if ended.state == "interrupted" and call_id in self.wanted:
-                    self._revive(replace(ended, asked_at=at))
+                asked = replace(ended, asked_at=at)
+                is_closed = call_id in self._answered or self.is_interrupted(asked)
+                if ended.state == "interrupted" and call_id in self.wanted and not is_closed:
+                    self._revive(asked)
             elif call_id not in self._answered and call_id not in self._ledger.foreign:
                 unknown.append(call_id)
         return tuple(unknown)

@@ -166,7 +166,8 @@ class Sends:
         if post.purpose == "result":
             self._ledger.finish(replace(call, detail=message), "rejected")
         elif call.decision is not None:
-            if call.decision.result == "allow" and call.permission is None:
+            is_conflict = post.looking_for is not None and post.looking_for.status == 409
+            if call.decision.result == "allow" and call.permission is None and not is_conflict:
                 # Upstream may never have asked: it left the permission out, so the recorded allow is enough.
                 return Ruled(call, replace(call.decision, status="accepted"))
             refused = replace(call.decision, status="refused", refusal=message)

@@ -305,7 +305,7 @@ class SessionMachine:
             self._router.wanted = history.wanted
         for use in history.uses.values():
             self._router.route(use)
-        self._missing = self._router.want(self._router.wanted, history.newest_at)[:MISSING_MAX]
+        self._missing = self._router.want(self._router.wanted, history.wanted_at)[:MISSING_MAX]
         if self._missing and history.since is not None:
             self._is_full_read_wanted, self._missing = True, ()
         self._observe_history(history, now)
@@ -319,7 +319,9 @@ class SessionMachine:
         if trailing is not None and trailing.at is not None and trailing.at < self._live_at:
             trailing = None  # the list was made before what came live since
         is_news = trailing is not None and trailing.id not in self._seen
-        if self._connection.is_open and (self._idle.is_stale or is_news):
+        # A late event may have stopped the countdown that the newest one starts.
+        is_current = trailing is not None and trailing.at is not None and self._idle.idle_id is None
+        if self._connection.is_open and (self._idle.is_stale or is_news or is_current):
             self._idle.observe_history(trailing, now, is_blocked=self._is_blocked)
         self._seen.merge(history.recent)
         for id_ in history.untimed:

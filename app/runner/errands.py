@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -86,7 +86,7 @@ class Errands:
     it reported, or nobody is left who could. `failed` is called with what ended a task by a defect.
 
     What a delivery came to is remembered until `kept` says that it is stored; `drain` leaves the rest to the
-    next run.
+    next run. `tools` is the registry as known now: where a delivery goes of which nothing has arrived yet.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Errands:
     ) -> None:
         self.ended: list[AttemptEnd] = []
         self.may_forward = asyncio.Event()
+        self.tools: Mapping[str, Tool] = {}
         self._lease = lease
         self._client = client
         self._parts = parts
@@ -109,7 +110,7 @@ class Errands:
         self._orphans = set(orphans)
         self._failed = failed
         self._has_left = False
-        self._outcomes: dict[str, p.Delivered] = {}
+        self._outcomes: dict[str, tuple[int, p.Delivered]] = {}
         self._unstarted: set[tuple[str, int]] = set()
         self._is_connecting = False
         self._single: dict[str, asyncio.Task[None]] = {}
@@ -181,23 +182,30 @@ class Errands:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await self._leave_results(abandoned=tasks.keys() - self._outcomes.keys())
+
+    async def _leave_results(self, *, abandoned: Iterable[str]) -> None:
+        """Leave all that is known to the next run, patiently while the database is away."""
         deadline = asyncio.get_running_loop().time() + LEAVE_TRIES_S
         while True:
             try:
-                await self._leave_results(tasks)
+                await self._write_left(abandoned)
                 return
             except Exception as error:
                 if not is_unavailable(error) or asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(LEAVE_EVERY_S)
 
-    async def _leave_results(self, tasks: Iterable[str]) -> None:
+    async def _write_left(self, abandoned: Iterable[str]) -> None:
+        lease = self._lease
         async with self._parts.engine.begin() as connection:
-            for left in self._outcomes.values():
-                await runs.leave_result(connection, self._lease, left.call_id, left.attempts, left.result,
-                                        unknown=left.outcome_unknown)  # fmt: skip
-            await runs.take_back(connection, self._lease, self._unstarted)
-            await runs.leave_attempts(connection, self._parts.replica_id, self._lease, self.ended, tasks)
+            for dispatched, left in self._outcomes.values():
+                await runs.leave_result(
+                    connection, lease, left.call_id, left.attempts, left.result,
+                    dispatched=dispatched, unknown=left.outcome_unknown,
+                )  # fmt: skip
+            await runs.take_back(connection, lease, self._unstarted)
+            await runs.leave_attempts(connection, self._parts.replica_id, lease, self.ended, abandoned)
 
     # ---- tasks
 
@@ -358,22 +366,26 @@ class Errands:
     async def _deliver(self, call: Call, tool: Tool) -> None:
         lease = self._lease
         body: bytes | None = None
+        url: str | None = None
         if call.attempts > 1:
             async with self._parts.engine.connect() as connection:
                 body = await runs.body(connection, lease, call.id)
+                url = await runs.url_of_earlier(connection, lease, call.id, call.attempts)
         if body is None:
             body = build_body(call, lease.session_id)
         request = DeliveryRequest(lease.tenant, lease.session_id, call, tool, body, call.attempts)
         try:
-            outcome = await self._parts.deliverer.deliver(request, _AttemptLog(self, call, tool))
+            outcome = await self._parts.deliverer.deliver(request, _AttemptLog(self, call, tool, url))
         except _NotStartedError:
             self._unstarted.add((call.id, call.attempts))
             return
         notice = p.Delivered(
             call.id, outcome.result, outcome.attempts, outcome_unknown=outcome.outcome_unknown
         )
-        self._outcomes[call.id] = notice
-        if not self._has_left:
+        self._outcomes[call.id] = call.attempts, notice
+        if self._has_left:
+            await self._leave_results(abandoned=())
+        else:
             await self._inbox.put(notice)
 
     async def start_attempt(self, start: AttemptStart, *, is_first: bool, is_noted: bool) -> None:
@@ -393,6 +405,12 @@ class Errands:
             ended = [end for end in self.ended if end.call_id == start.call_id]
             self.ended = [end for end in self.ended if end.call_id != start.call_id]
             await self._parts.writer.submit(Batch(self._lease, started=[start], ended=ended))
+
+    async def note_ended(self) -> None:
+        """Let the store know at once how attempts went; after the run, `drain` does."""
+        if not self._has_left:
+            ended, self.ended = self.ended, []
+            await self._parts.writer.submit(Batch(self._lease, ended=ended))
 
     async def _watch_orphans(self) -> None:
         """Wait while whoever delivers a call of an earlier run may still report; then say that none will."""
@@ -418,22 +436,35 @@ class _NotStartedError(Exception):
 
 
 class _AttemptLog:
-    """Notes the attempts of one delivery: a start before it leaves, an end with the run's next commit."""
+    """Notes the attempts of one delivery: a start before it leaves, an end with the run's next commit.
 
-    def __init__(self, errands: Errands, call: Call, tool: Tool) -> None:
+    Once an attempt may have arrived, all go where it went: only that endpoint recognises the call. `url` is
+    where one of an earlier episode did.
+    """
+
+    def __init__(self, errands: Errands, call: Call, tool: Tool, url: str | None) -> None:
         self._errands = errands
         self._call = call
-        self._tool = tool
+        self._tool = tool if url is None else replace(tool, url=url)
+        self._has_arrived = url is not None
         self._since = asyncio.get_running_loop().time()
 
-    async def started(self, attempt: int) -> None:
+    async def started(self, attempt: int) -> str:
+        current = self._errands.tools.get(self._tool.name)
+        has_moved = current is not None and current.url != self._tool.url and not self._has_arrived
+        if current is not None and has_moved:
+            self._tool = replace(self._tool, url=current.url)
         # The first one was committed together with the dispatch, and its deadline counted from there.
         is_first = attempt == self._call.attempts
         waited_s = asyncio.get_running_loop().time() - self._since
         start = AttemptStart(self._call.id, attempt, self._tool)
-        is_noted = is_first and waited_s < SLOT_WAIT_S
+        is_noted = is_first and waited_s < SLOT_WAIT_S and not has_moved
         await self._errands.start_attempt(start, is_first=is_first, is_noted=is_noted)
+        return self._tool.url
 
     async def finished(self, report: AttemptReport) -> None:
         end = AttemptEnd(self._call.id, report.attempt, report.http_status, report.code, report.reply_body)
         self._errands.ended.append(end)
+        self._has_arrived = self._has_arrived or report.was_written
+        if not report.was_written:
+            await self._errands.note_ended()

@@ -74,6 +74,7 @@ class SessionRunner:
         self._is_lost = False
         orphans = [call.id for call in start.calls if call.state == "dispatched"]
         self._errands = Errands(lease, client, parts, self._inbox, orphans=orphans, failed=self._fail)
+        self._errands.tools = tools
         self._failure: BaseException | None = None
         self._told: list[p.Notice] = []
         self._told_tools: p.ToolsChanged | None = None
@@ -82,6 +83,7 @@ class SessionRunner:
         progress = replace(start.progress, idle_deadline=deadline)
         stored = Stored(start.calls, start.over, progress, start.open_messages)
         self._machine = SessionMachine(start.settings.for_core(), tools, stored)
+        self._held = {call.id for call in start.calls if call.state == "held"}
         self._decisions: dict[str, Decision | None] = {call.id: call.decision for call in start.calls}
         self._saved = progress
         self._saved_at = self._partials_at = 0.0
@@ -103,6 +105,7 @@ class SessionRunner:
     def change_tools(self, tools: Mapping[str, Tool]) -> None:
         """Bring a changed registry."""
         self._told_tools = p.ToolsChanged(tools)
+        self._errands.tools = tools
         self._wake()
 
     def stop(self) -> None:
@@ -314,6 +317,11 @@ class SessionRunner:
             batch.decided.append(call)
         if call.state == "held" and call.gate is not None and call.gate.reason == "outcome_unknown":
             batch.reopened += [] if call.decision is not None else [call.id]
+        if call.state == "held":
+            self._held.add(call.id)
+        elif call.id in self._held:
+            self._held.discard(call.id)
+            batch.moved.append(call)
         if call.is_over:
             self._decisions.pop(call.id, None)
         else:

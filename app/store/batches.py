@@ -54,6 +54,7 @@ class Batch:
     decided: list[Call] = field(default_factory=list)
     refusals: list[RefuseDecision] = field(default_factory=list)
     reopened: list[str] = field(default_factory=list)
+    moved: list[Call] = field(default_factory=list)
     bodies: list[tuple[str, bytes]] = field(default_factory=list)
     started: list[AttemptStart] = field(default_factory=list)
     ended: list[AttemptEnd] = field(default_factory=list)
@@ -147,13 +148,17 @@ def _calls(batches: Sequence[Batch]) -> _Rows:
 
 
 def _decisions(batches: Sequence[Batch]) -> _Rows:
-    ours, spent, displaced, seen = _Columns(), _Columns(), _Columns(), _Columns()
+    ours, spent, displaced, seen, closed = _Columns(), _Columns(), _Columns(), _Columns(), _Columns()
     for batch in batches:
         lease = batch.lease
         for refusal in batch.refusals:
             ours.add(lease, id=refusal.decision_id, status="refused", refusal=refusal.refusal)
         for call_id in batch.reopened:
             spent.add(lease, call_id=call_id)
+        for call in {call.id: call for call in batch.moved}.values():
+            is_acted_on = call.decision is not None and call.decision.status == "accepted"
+            kept = _decision_id(lease, call) if is_acted_on else None
+            closed.add(lease, call_id=call.id, kept=kept or "")
         for call in {call.id: call for call in batch.decided}.values():
             decision = call.decision
             if decision is None:
@@ -163,11 +168,24 @@ def _decisions(batches: Sequence[Batch]) -> _Rows:
                 continue
             displaced.add(lease, call_id=call.id)
             seen.add(
-                lease, call_id=call.id, id=f"seen/{lease.session_id}/{call.id}", result=decision.result,
+                lease, call_id=call.id, id=_decision_id(lease, call), result=decision.result,
                 status=decision.status, decided_by=decision.by, via=decision.via,
                 deny_message=decision.deny_message,
             )  # fmt: skip
-    return [(st.RULE, ours), (st.SPEND, spent), (st.DISPLACE, displaced), (st.SEE_DECISIONS, seen)]
+    return [
+        (st.RULE, ours),
+        (st.SPEND, spent),
+        (st.CLOSE_QUESTIONS, closed),
+        (st.DISPLACE, displaced),
+        (st.SEE_DECISIONS, seen),
+    ]
+
+
+def _decision_id(lease: Lease, call: Call) -> str | None:
+    """The id of the decision that the call goes by; one seen upstream has an id of its call."""
+    if call.decision is None:
+        return None
+    return call.decision.id or f"seen/{lease.session_id}/{call.id}"
 
 
 def _attempts(batches: Sequence[Batch]) -> _Rows:
@@ -177,7 +195,7 @@ def _attempts(batches: Sequence[Batch]) -> _Rows:
             tool = start.tool
             started.add(
                 batch.lease, call_id=start.call_id, attempt=start.attempt, tool=tool.name,
-                left_s=tool.timeout_s,
+                url=tool.url, left_s=tool.timeout_s,
             )  # fmt: skip
         for end in batch.ended:
             ended.add(

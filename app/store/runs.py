@@ -20,6 +20,12 @@ from app.store.secrets import Secrets
 OVER_MAX: Final = 500
 """How many of the calls that ended last a run keeps in mind."""
 
+UNSENT_CODES: Final = (
+    "blocked_url", "blocked_address", "dns_failed", "connect_failed",
+    "tls_expired", "tls_untrusted", "tls_wrong_host", "tls_failed",
+)  # fmt: skip
+"""Codes of attempts that failed before anything was written to the tool."""
+
 _calls = tables.calls
 _decisions = tables.decisions
 
@@ -83,7 +89,7 @@ async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> S
     return Start(
         settings=msgspec.json.decode(row.settings, type=attachments.Settings),
         extra_headers=await attachments.load_extra_headers(connection, secrets, *key),
-        calls=tuple(_unruled(_call(call, numbered.get(call.id, 0))) for call in open_),
+        calls=tuple(_unruled(_call(call, *numbered.get(call.id, (0, 0)))) for call in open_),
         over=tuple(_call(call) for call in reversed(over.all())),
         progress=protocol.Progress(
             status=row.status,
@@ -156,17 +162,38 @@ async def body(connection: AsyncConnection, lease: Lease, call_id: str) -> bytes
     return found
 
 
+async def url_of_earlier(connection: AsyncConnection, lease: Lease, call_id: str, attempt: int) -> str | None:
+    """Read where the deliveries before this attempt went, unless none of them can have arrived.
+
+    Only that endpoint can recognise the call's `webhook-id`.
+    """
+    d = tables.deliveries
+    may_have_arrived = d.c.finished_at.is_(None) | d.c.code.is_(None) | d.c.code.not_in(UNSENT_CODES)
+    query = (
+        select(d.c.url)
+        .where(
+            d.c.tenant == lease.tenant, d.c.session_id == lease.session_id, d.c.call_id == call_id,
+            d.c.attempt < attempt, may_have_arrived,
+        )
+        .order_by(d.c.attempt)
+        .limit(1)
+    )  # fmt: skip
+    found: str | None = await connection.scalar(query)
+    return found
+
+
 async def orphans(connection: AsyncConnection, lease: Lease, ids: Collection[str]) -> dict[str, bool]:
     """Say of `dispatched` calls of an earlier run whether their delivery may still report.
 
-    It may until the attempt's deadline, while the replica that started it lives and has not noted its end.
+    It may until its deadline, while the replica that began it lives and has not given it up. That an attempt
+    has ended says nothing: another may follow.
     Calls that are `dispatched` no more are left out: their delivery has stored its result.
     """
     rows = await connection.execute(
         text(
             """
-            select c.id, bool_or(
-                d.finished_at is null and d.deadline_at > now() and r.expires_at > now()) as may_report
+            select c.id, bool_or(d.deadline_at > now() and r.expires_at > now())
+                and not coalesce(bool_or(d.code = 'abandoned'), false) as may_report
             from calls c
             left join deliveries d on d.tenant = c.tenant and d.session_id = c.session_id
                 and d.call_id = c.id and d.attempt >= c.attempts
@@ -182,11 +209,19 @@ async def orphans(connection: AsyncConnection, lease: Lease, ids: Collection[str
 
 
 async def leave_result(
-    connection: AsyncConnection, lease: Lease, call_id: str, attempts: int, result: Result, *, unknown: bool
+    connection: AsyncConnection,
+    lease: Lease,
+    call_id: str,
+    attempts: int,
+    result: Result,
+    *,
+    dispatched: int,
+    unknown: bool,
 ) -> None:
-    """Store the result of a delivery that outlived its run; fenced by the attempt, not by the term.
+    """Store the result of a delivery that outlived its run; fenced by its dispatch, not by the term.
 
-    Only a call that still waits for just this attempt takes it; its next run posts it.
+    Only a call that still waits for just the delivery that began with the attempt `dispatched` takes it; its
+    next run posts it. `attempts` is the number of the last attempt.
     """
     await connection.execute(
         text(
@@ -194,7 +229,7 @@ async def leave_result(
             update calls set state = 'answered', attempts = :attempts, result = :result,
                 is_error = :is_error, outcome_unknown = :unknown, updated_at = now()
             where tenant = :tenant and session_id = :session_id and id = :id
-                and state = 'dispatched' and attempts <= :attempts and result is null
+                and state = 'dispatched' and attempts = :dispatched and result is null
             """
         ),
         {
@@ -202,6 +237,7 @@ async def leave_result(
             "session_id": lease.session_id,
             "id": call_id,
             "attempts": attempts,
+            "dispatched": dispatched,
             "result": result.content.decode(),
             "is_error": result.is_error,
             "unknown": unknown,
@@ -240,12 +276,10 @@ async def leave_attempts(
 ) -> None:
     """Note how the last attempts of a run went; those of `abandoned` calls that did not end are over too."""
     d = tables.deliveries
-    mine = (
-        (d.c.tenant == lease.tenant)
-        & (d.c.session_id == lease.session_id)
-        & (d.c.replica_id == replica_id)
-        & d.c.finished_at.is_(None)
+    owned = (
+        (d.c.tenant == lease.tenant) & (d.c.session_id == lease.session_id) & (d.c.replica_id == replica_id)
     )
+    mine = owned & d.c.finished_at.is_(None)
     for end in ended:
         await connection.execute(
             update(d)
@@ -254,8 +288,20 @@ async def leave_attempts(
         )
     calls = list(abandoned)
     if calls:
+        # The last one, also when it has ended and another would have followed.
+        later = d.alias("later")
+        has_later = (
+            select(later.c.attempt)
+            .where(
+                later.c.tenant == d.c.tenant, later.c.session_id == d.c.session_id,
+                later.c.call_id == d.c.call_id, later.c.attempt > d.c.attempt,
+            )
+            .exists()
+        )  # fmt: skip
         await connection.execute(
-            update(d).where(mine, d.c.call_id.in_(calls)).values(finished_at=func.now(), code="abandoned")
+            update(d)
+            .where(owned, d.c.call_id.in_(calls), ~has_later)
+            .values(finished_at=func.coalesce(d.c.finished_at, func.now()), code="abandoned")
         )
 
 
@@ -283,20 +329,26 @@ def _with_decision(key: tuple[str, str]) -> Any:
     )
 
 
-async def _attempts(connection: AsyncConnection, key: tuple[str, str]) -> dict[str, int]:
-    """The number of the last attempt of each open call: retries within one episode have numbers too."""
+async def _attempts(connection: AsyncConnection, key: tuple[str, str]) -> dict[str, tuple[int, int]]:
+    """The number of the last attempt of each open call, and how many episodes were lost.
+
+    Retries within one episode have numbers too; all of them but the last were noted with how they went. One
+    that an orderly stop abandoned is nobody's fault.
+    """
     d = tables.deliveries
+    is_lost = d.c.finished_at.is_(None) | d.c.code.is_(None)
     rows = await connection.execute(
-        select(d.c.call_id, func.max(d.c.attempt).label("attempt"))
+        select(d.c.call_id, func.max(d.c.attempt).label("attempt"),
+               func.count().filter(is_lost).label("lost"))
         .join(_calls, (_calls.c.tenant == d.c.tenant) & (_calls.c.session_id == d.c.session_id)
               & (_calls.c.id == d.c.call_id))
         .where(_calls.c.tenant == key[0], _calls.c.session_id == key[1], _calls.c.state.not_in(END_STATES))
         .group_by(d.c.call_id)
     )  # fmt: skip
-    return {row.call_id: row.attempt for row in rows}
+    return {row.call_id: (row.attempt, row.lost) for row in rows}
 
 
-def _call(row: Row[Any], attempts: int = 0) -> Call:
+def _call(row: Row[Any], attempts: int = 0, episodes: int = 0) -> Call:
     result = None if row.result is None else Result(row.result.encode(), bool(row.is_error))
     gate = None if row.gate_by is None else Gate(row.gate_by, row.permission, row.gate_reason)
     return Call(
@@ -311,6 +363,7 @@ def _call(row: Row[Any], attempts: int = 0) -> Call:
         gate=gate,
         decision=_decision(row),
         attempts=max(row.attempts, attempts),
+        episodes=episodes,
         outcome_unknown=row.outcome_unknown,
         result=result,
         posted=row.posted,

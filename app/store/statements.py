@@ -114,6 +114,18 @@ DISPLACE: Final = Bulk.of(
 )
 """A verdict was seen upstream: one that is on its way makes room for it."""
 
+CLOSE_QUESTIONS: Final = Bulk.of(
+    f"""
+    update decisions d set status = 'refused', refusal = 'The call had moved on before this was read.'
+    from {{rows}}
+    where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.id <> w.kept
+        and d.status in ('sending', 'accepted')
+    """,  # noqa: S608
+    **_ONE_CALL,
+    kept="text",
+)
+"""A call is held no longer: what nobody acted on answers no later question. `kept` is the one acted on."""
+
 SEE_DECISIONS: Final = Bulk.of(
     "insert into decisions ({names}) select {names} from {rows} on conflict do nothing",
     **_ONE_CALL,
@@ -134,14 +146,15 @@ KEEP_BODIES: Final = Bulk.of(
 
 START_ATTEMPTS: Final = Bulk.of(
     """
-    insert into deliveries (tenant, session_id, call_id, attempt, tool, replica_id, deadline_at)
-    select tenant, session_id, call_id, attempt, tool, :replica, now() + make_interval(secs => left_s)
+    insert into deliveries (tenant, session_id, call_id, attempt, tool, url, replica_id, deadline_at)
+    select tenant, session_id, call_id, attempt, tool, url, :replica, now() + make_interval(secs => left_s)
     from {rows} on conflict (tenant, session_id, call_id, attempt) do update
-    set deadline_at = excluded.deadline_at where deliveries.finished_at is null
+    set deadline_at = excluded.deadline_at, url = excluded.url where deliveries.finished_at is null
     """,
     **_ONE_CALL,
     attempt="integer",
     tool="text",
+    url="text",
     left_s="double precision",
 )
 

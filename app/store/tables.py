@@ -220,6 +220,7 @@ deliveries = Table(
     Column("attempt", Integer, nullable=False),
     Column("replica_id", Text, nullable=False),
     Column("tool", Text, nullable=False),
+    Column("url", Text, comment="where it goes; null before this was noted"),
     _now("started_at"),
     Column("deadline_at", DateTime(timezone=True), nullable=False, comment="when it cannot report any more"),
     Column("finished_at", DateTime(timezone=True)),

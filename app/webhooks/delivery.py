@@ -30,6 +30,7 @@ DeliveryCode = FailureCode | ReplyCode
 
 RETRY_START_S: Final = 0.5
 RETRY_CAP_S: Final = 10.0
+TENANT_DELIVERIES_MAX: Final = 100
 ATTEMPTS_MAX: Final = 100
 """A bound of the loop; the deadline ends it long before."""
 EXCERPT_CHARS_MAX: Final = 2048
@@ -44,7 +45,7 @@ _REPEATED: Final[Mapping[str, frozenset[str | None]]] = {
     "safe": frozenset({"unsent", "asked", "sent"}),
 }
 _HAPPENED: Final[Mapping[FailureCode, str]] = {
-    "blocked_url": "has a URL that may not be called; its registration must be changed",
+    "blocked_url": "has a URL that this service may not call; its operator can tell why",
     "blocked_address": "has an address that may not be called; only public and allowed addresses are",
     "dns_failed": "could not be reached: its host name could not be looked up",
     "connect_failed": "could not be reached: no connection to its endpoint",
@@ -109,8 +110,8 @@ class DeliveryOutcome:
 class AttemptLog(Protocol):
     """Who is told of attempts. What these raise ends the delivery."""
 
-    async def started(self, attempt: int) -> None:
-        """Called before anything leaves; the attempt waits for it."""
+    async def started(self, attempt: int) -> str | None:
+        """Called before anything leaves; the attempt waits for it, and goes to the URL that it returns."""
 
     async def finished(self, report: AttemptReport) -> None:
         """Called after each attempt, before the next one or the outcome."""
@@ -130,7 +131,8 @@ class Deliverer:
     """Calls webhooks. One per process; `close` it at the end.
 
     `clock` is monotonic seconds, `wall` seconds since 1970, `draw` a random number in [0, 1); they and
-    `sleep` are replaced in tests. `version` goes into the user agent.
+    `sleep` are replaced in tests. `version` goes into the user agent. `tenant_deliveries_max` bounds the
+    deliveries of one tenant that run at once here, over all its tools.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class Deliverer:
         egress: Egress,
         *,
         version: str,
+        tenant_deliveries_max: int = TENANT_DELIVERIES_MAX,
         tls: ssl.SSLContext | None = None,
         lookup: Lookup | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -148,6 +151,7 @@ class Deliverer:
         self._door = Door(egress, tls=tls, lookup=lookup)
         self._slots = Slots()
         self._version = version
+        self._tenant_max = tenant_deliveries_max
         self._clock = clock
         self._wall = wall
         self._draw = draw
@@ -156,16 +160,21 @@ class Deliverer:
     async def deliver(self, request: DeliveryRequest, log: AttemptLog) -> DeliveryOutcome:
         """Deliver a call and return what it came to; a fault of the tool is an outcome, never an exception.
 
-        Waits for one of the tool's slots first, which takes nothing from `tool.timeout_s`.
+        Waits for one of the tool's slots first, then of the tenant's, which takes nothing from
+        `tool.timeout_s`.
         """
         tool = request.tool
-        async with self._slots.slot((request.tenant, tool.name), tool.concurrency):
-            await log.started(request.attempt)
+        async with (
+            # In this order, so that who waits for a busy tool keeps no other tool's calls from running.
+            self._slots.slot((request.tenant, tool.name), tool.concurrency),
+            self._slots.slot((request.tenant, None), self._tenant_max),
+        ):
+            url = await log.started(request.attempt)
             deadline = self._clock() + tool.timeout_s
             was_sent = request.attempt > 1
             for failures in range(1, ATTEMPTS_MAX + 1):
                 number = request.attempt + failures - 1
-                tried = await self._try(request, number, deadline, log, was_sent=was_sent)
+                tried = await self._try(request, number, deadline, log, url or tool.url, was_sent=was_sent)
                 was_sent = was_sent or tried.was_written
                 pause_s = self._pause_s(tool, tried, failures, deadline)
                 if pause_s is None:
@@ -173,7 +182,7 @@ class Deliverer:
                 await self._sleep(pause_s)
                 if self._clock() >= deadline:
                     return tried.outcome
-                await log.started(number + 1)
+                url = await log.started(number + 1)
             raise AssertionError("the deadline did not end the attempts")
 
     async def close(self) -> None:
@@ -190,7 +199,14 @@ class Deliverer:
         return pause_s if self._clock() + pause_s < deadline else None
 
     async def _try(
-        self, request: DeliveryRequest, number: int, deadline: float, log: AttemptLog, *, was_sent: bool
+        self,
+        request: DeliveryRequest,
+        number: int,
+        deadline: float,
+        log: AttemptLog,
+        url: str,
+        *,
+        was_sent: bool,
     ) -> _Tried:
         tool = request.tool
         started = self._clock()
@@ -209,7 +225,7 @@ class Deliverer:
             version=self._version,
         )
         came = await self._door.post(
-            tool.url,
+            url,
             headers,
             request.body,
             timeout_s=min(left_s, attempt_s),

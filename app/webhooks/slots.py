@@ -1,4 +1,4 @@
-"""How many deliveries of one tool run at once."""
+"""How many deliveries of one tool, and of one tenant, run at once."""
 
 from __future__ import annotations
 

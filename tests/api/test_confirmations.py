@@ -115,11 +115,15 @@ async def test_a_decision_that_someone_elses_overtook_answers_409(service: Servi
     await held(service, gate_by="upstream")
 
     async def overtake() -> None:
-        await settle(service, "refused", "denied", "Somebody else decided first.")
+        await until(lambda: has_decisions(service, 1))
         row = {"tenant": "default", "id": "seen", "session_id": "sesn_1", "call_id": "tu1"}
         verdict = {"result": "deny", "status": "accepted", "decided_by": "upstream", "via": "stream"}
         async with service.engine.begin() as connection:
+            words = {"status": "refused", "refusal": "Somebody else decided first."}
+            await connection.execute(update(tables.decisions).values(**words))
             await connection.execute(insert(tables.decisions).values(**row, **verdict))
+            await connection.execute(update(tables.calls).values(state="denied"))
+            await notify(connection, [session_key("default", "sesn_1")])
 
     runner = asyncio.create_task(overtake())
     answer = await confirm(service)

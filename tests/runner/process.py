@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +33,13 @@ class Child:
 
 
 @contextlib.asynccontextmanager
-async def serving_child(database_url: str, upstream_url: str) -> AsyncIterator[Child]:
-    """Run `serve` on a database that is migrated; it shares keys with the replicas of this process."""
+async def serving_child(
+    database_url: str, upstream_url: str, more: Mapping[str, str] | None = None
+) -> AsyncIterator[Child]:
+    """Run `serve` on a database that is migrated; it shares keys with the replicas of this process.
+
+    `more` is added to its environment.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -49,6 +54,7 @@ async def serving_child(database_url: str, upstream_url: str) -> AsyncIterator[C
         "BASCULE_WEBHOOK_ALLOW": "127.0.0.0/8",
         "BASCULE_PORT": str(port),
         "BASCULE_LOG_LEVEL": "error",
+        **(more or {}),
     }
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     process = await asyncio.create_subprocess_exec(

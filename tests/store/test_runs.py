@@ -204,7 +204,8 @@ async def test_a_delivery_may_report_while_its_time_and_its_replica_last(engine:
     kinds: dict[str, dict[str, Any]] = {
         "under_way": {},
         "late": {"left_s": -1},
-        "finished": {"finished_at": text("now()")},
+        "between_attempts": {"finished_at": text("now()"), "code": "connect_failed"},
+        "abandoned": {"finished_at": text("now()"), "code": "abandoned"},
         "of_dead": {"replica_id": "dead"},
         "of_nobody": {"replica_id": "gone"},
     }
@@ -216,11 +217,12 @@ async def test_a_delivery_may_report_while_its_time_and_its_replica_last(engine:
         await add_delivery(engine, call_id, **values)
     async with engine.connect() as connection:
         found = await runs.orphans(connection, MINE, [*kinds, "without", "answered", "unknown"])
-    assert {**dict.fromkeys([*kinds, "without"], False), "under_way": True} == found
+    hopeful = {"under_way": True, "between_attempts": True}
+    assert {**dict.fromkeys([*kinds, "without"], False), **hopeful} == found
 
 
 async def test_a_result_is_left_for_just_the_call_that_waits_for_it(engine: AsyncEngine) -> None:
-    """Fenced by the attempt: the term may have moved on, the call may not have."""
+    """Fenced by the dispatch: the term may have moved on, the call may not have."""
     await held_by_r1(engine, Lease("default", "sesn_1", 9))
     states = {"waits": ("dispatched", 1), "repeated": ("dispatched", 2), "over": ("interrupted", 1)}
     async with engine.begin() as connection:
@@ -229,7 +231,7 @@ async def test_a_result_is_left_for_just_the_call_that_waits_for_it(engine: Asyn
         for call_id in states:
             for content in (b'["first"]', b'["second"]'):
                 result = Result(content, is_error=False)
-                await runs.leave_result(connection, MINE, call_id, 1, result, unknown=False)
+                await runs.leave_result(connection, MINE, call_id, 1, result, dispatched=1, unknown=False)
     rows = await column(engine, "calls", "array[id, state, result]")
     assert [
         ["over", "interrupted", None],
