@@ -57,8 +57,9 @@ migration: $(VENV)/.dev ## a new migration from the tables: make migration M="Ad
 sim: $(VENV)/.dev ## seeded lives with crashes between effects: make sim SEED=1 RUNS=500
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS))
 
-nightly: $(VENV)/.dev ## 20,000 fresh seeds
+nightly: $(VENV)/.dev ## 20,000 fresh seeds, then the long stories
 	$(BIN)/python -m tests.simulation --runs 20000
+	$(BIN)/python -m pytest -m nightly
 
 lock: ## resolve the lock files again (needs uv)
 	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded -o requirements.lock pyproject.toml

@@ -59,7 +59,7 @@ STEPS: Final[dict[str, frozenset[str]]] = {
     "queued": frozenset({"dispatched", "held", "denied", "unowned", "answered", "posting"})
     | _SETTLED_BY_OTHERS,
     # dispatched: a delivery may have left. `held`: its outcome is unknown and a person decides.
-    "dispatched": frozenset({"answered", "posting", "held"}) | _SETTLED_BY_OTHERS,
+    "dispatched": frozenset({"answered", "posting", "held", "queued"}) | _SETTLED_BY_OTHERS,
     # answered: the result is stored and nothing was sent.
     "answered": frozenset({"posting"}) | _SETTLED_BY_OTHERS,
     # posting: a send may have left.

@@ -197,9 +197,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """A `dispatched` call of an earlier run: whoever delivered it will not report any more."""
+    """A `dispatched` call of an earlier run: whoever delivered it will not report any more.
+
+    With `is_unsent` it never left: its run ended while it waited for its turn.
+    """
 
     call_id: str
+    is_unsent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

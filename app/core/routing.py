@@ -193,9 +193,14 @@ class Router:
             else:
                 self._sends.answer(call, notice.result)
 
-    def orphaned(self, call_id: str) -> None:
-        """A delivery of an earlier run will not report any more."""
-        self._orphans.append(call_id)
+    def orphaned(self, call_id: str, *, is_unsent: bool) -> None:
+        """A delivery of an earlier run will not report any more; one that never left is queued again."""
+        call = self._ledger.calls.get(call_id)
+        if not is_unsent:
+            self._orphans.append(call_id)
+        elif call is not None and call.state == "dispatched" and call_id not in self._ledger.running:
+            unmade = replace(call, attempts=call.attempts - 1, episodes=max(call.episodes - 1, 0))
+            self._ledger.save(unmade, "queued")
 
     def _redeliver(self, call: Call) -> None:
         tool = self._tool(call)

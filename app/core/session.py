@@ -131,7 +131,7 @@ class SessionMachine:
             case p.Delivered():
                 self._router.delivered(notice)
             case p.Orphaned():
-                self._router.orphaned(notice.call_id)
+                self._router.orphaned(notice.call_id, is_unsent=notice.is_unsent)
             case p.Sent():
                 call = self.ledger.calls.get(notice.call_id)
                 is_interrupted = call is not None and self._router.is_interrupted(call)

@@ -419,7 +419,9 @@ class Errands:
                 waiting = await runs.orphans(connection, self._lease, self._orphans)
                 others = await runs.recall(connection, self._lease, self._orphans - waiting.keys())
             for call in others.values():
-                if call.result is not None and not call.is_over:
+                if call.state == "queued":
+                    await self._inbox.put(p.Orphaned(call.id, is_unsent=True))
+                elif call.result is not None and not call.is_over:
                     unknown = call.outcome_unknown
                     notice = p.Delivered(call.id, call.result, call.attempts, outcome_unknown=unknown)
                     await self._inbox.put(notice)

@@ -153,6 +153,17 @@ def test_a_hold_for_an_unknown_outcome_defers_the_countdown() -> None:
 # ---- deliveries of an earlier run
 
 
+def test_a_delivery_of_an_earlier_run_that_never_left_is_made_now() -> None:
+    """D-026: its run ended while it waited for its turn; it counts as no attempt."""
+    call = custom("ctu1")
+    once = replace(ASKS, retry="never")
+    first = Life(tools=(once,)).connect(call)
+    life = Life(tools=(once,), stored=first.store()).connect(call)
+    life.notice(p.Orphaned("ctu1", is_unsent=True))
+    assert (["ctu1"], "dispatched") == (life.deliveries, life.state("ctu1"))
+    assert [1] == [call.attempts for call in life.store().calls]
+
+
 def orphaned(tool: object) -> Life:
     """A call that was `dispatched` when its process died."""
     call = custom("ctu1")

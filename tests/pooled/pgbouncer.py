@@ -23,12 +23,21 @@ PORT = 6432  # names the socket file; nothing listens on TCP
 START_LIMIT_S = 10.0
 STOP_LIMIT_S = 10.0
 PLACES = ("/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin")
+CANCELS_SINCE = (1, 20)
+"""Those before end with "bad client state: 0" now and then when a client cancels a query and goes away."""
 ACCOUNTS = ("postgres", "nobody")
 
 
 def program() -> str | None:
     """Return the path of PgBouncer, which packages put where only root looks."""
     return shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), *PLACES]))
+
+
+def survives_cancels(pgbouncer: str) -> bool:
+    """Return whether this PgBouncer outlives many cancel requests; the source is its issue 801."""
+    shown = subprocess.run([pgbouncer, "--version"], capture_output=True, text=True, check=True).stdout
+    version = tuple(int(part) for part in shown.split()[1].split(".")[:2])
+    return version >= CANCELS_SINCE
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from tests.pooled import pgbouncer
 from tests.runner.service import Service, serving
 from tests.store.rows import CONNECTIONS_MAX, add_attachment, add_call, emptied, until
 
@@ -25,10 +26,15 @@ SPANS = (0.1, 1, 20)
 
 @pytest.mark.parametrize("is_pooled", [True, False])
 async def test_a_thousand_aborted_requests_leave_nothing_checked_out(
-    engine: AsyncEngine, migrated_url: str, is_pooled: bool
+    engine: AsyncEngine, migrated_url: str, pooler_program: str, is_pooled: bool
 ) -> None:
     """C-031: some are cut off twice, in the middle of their clean-up too."""
     if is_pooled:
+        # Older ones end themselves while queries are cancelled, and then nothing is left to look at.
+        if not pgbouncer.survives_cancels(pooler_program):
+            pytest.skip(
+                "this PgBouncer ends itself while queries are cancelled (its issue 801); 1.20 does not"
+            )
         await abort_requests(engine, migrated_url)
         return
     async with emptied(migrated_url) as direct:

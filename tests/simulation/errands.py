@@ -342,7 +342,9 @@ class Errands:
             waiting = store.orphans(self._orphans)
             others = store.recall(self._orphans - waiting.keys())
             for call in others.values():
-                if call.result is not None and not call.is_over:
+                if call.state == "queued":
+                    self._put(p.Orphaned(call.id, is_unsent=True))
+                elif call.result is not None and not call.is_over:
                     unknown = call.outcome_unknown
                     self._put(p.Delivered(call.id, call.result, call.attempts, outcome_unknown=unknown))
             for call_id in sorted(waiting):
