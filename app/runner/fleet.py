@@ -47,6 +47,8 @@ RESTARTS_MAX: Final = 5
 RESTART_CAP_S: Final = 30.0
 DEFECTS_MAX: Final = 2
 """An event whose handling failed this often is left out."""
+CLOCK_STEP_S: Final = 0.01
+"""Timers may come early by the resolution of the loop's clock."""
 DEAD_REPLICA_S: Final = 3_600.0
 
 log = logger(__name__)
@@ -122,6 +124,7 @@ class Fleet:
         self._defects = _Defects()
         self._draining: set[asyncio.Task[None]] = set()
         self._trusted_until = 0.0
+        self._losing: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self._pace = asyncio.Semaphore(1)
@@ -149,6 +152,8 @@ class Fleet:
                 await self._stop_runs()
                 tasks[0].cancel()
                 await asyncio.gather(tasks[0], return_exceptions=True)
+                if self._losing is not None:
+                    self._losing.cancel()
                 with contextlib.suppress(Exception):
                     async with self._engine.begin() as connection:
                         await leases.leave(connection, self.replica_id)
@@ -178,6 +183,12 @@ class Fleet:
         async with self._engine.begin() as connection:
             await leases.renew(connection, self.replica_id)
         self._trusted_until = began + leases.TTL_S - leases.MARGIN_S
+        # A clock of its own: the next renewal may hang for longer than the trust lasts.
+        if self._losing is not None:
+            self._losing.cancel()
+        self._losing = asyncio.get_running_loop().call_at(
+            self._trusted_until + CLOCK_STEP_S, self._lose_if_late
+        )
 
     # ---- polling
 

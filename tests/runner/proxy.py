@@ -27,7 +27,8 @@ class Cut:
 class Proxy:
     """Listens on a port of its own.
 
-    With `mode` `hold` it takes what comes and passes nothing on, with `reset` it cuts whoever connects.
+    With `mode` `hold` it takes what comes and passes nothing on, nor ever again on that connection; with
+    `reset` it cuts whoever connects.
     """
 
     def __init__(self, url: str) -> None:
@@ -120,6 +121,9 @@ class Proxy:
         is_marked = False
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
+                if self.mode == "hold":
+                    await self._hold(reader)
+                    return
                 cut = self.cut
                 if near is not None and cut is not None and not cut.is_done:
                     is_marked = (is_marked or cut.marker in data) and b"ROLLBACK;" not in data

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.core.retry import RECONNECT_CAP_S, RECONNECT_START_S, backoff_s
@@ -102,6 +103,24 @@ async def test_an_outage_longer_than_the_lease_starts_nothing_and_loses_nothing(
     assert {} == service.upstream.world.verdicts(held.id)
     assert 200 == await confirm(service, held.id, pending["id"])
     await in_state(service, held.id, "posted")
+
+
+async def test_a_database_that_only_keeps_quiet_ends_the_runs_before_their_leases(
+    cuttable: Cuttable, engine: AsyncEngine
+) -> None:
+    """D-024: the renewal hangs instead of failing; the replica goes by its own clock."""
+    service, database = cuttable.service, cuttable.database
+    session = service.upstream.create(turn(custom("a")))
+    await service.register("a")
+    await live(service, session.id)
+    database.mode = "hold"
+    await service.upstream.until(lambda: service.upstream.streams.count == 0, limit_s=15)
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("select bool_and(now() < expires_at) from replicas"))
+    database.mode = "pass"
+    database.reset()
+    service.upstream.say(session.id)
+    await in_state(service, session.id, "posted", limit_s=25)
 
 
 async def test_a_blip_keeps_the_answer_in_memory(cuttable: Cuttable) -> None:
