@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -184,8 +184,10 @@ class Errands:
         await asyncio.gather(*tasks.values(), return_exceptions=True)
         await self._leave_results(abandoned=tasks.keys() - self._outcomes.keys())
 
-    async def _leave_results(self, *, abandoned: Iterable[str]) -> None:
+    async def _leave_results(self, *, abandoned: Collection[str]) -> None:
         """Leave all that is known to the next run, patiently while the database is away."""
+        if not (self._outcomes or self._unstarted or self.ended or abandoned):
+            return  # a stop ends hundreds of runs at once, and most have nothing to leave
         deadline = asyncio.get_running_loop().time() + LEAVE_TRIES_S
         while True:
             try:
