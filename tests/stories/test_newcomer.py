@@ -77,6 +77,8 @@ class Demo:
     def __init__(self, data_dir: Path) -> None:
         environ = {**os.environ, "BASCULE_DATA_DIR": str(data_dir), "BASCULE_PORT": str(free_port())}
         environ.pop("ANTHROPIC_API_KEY", None)
+        # A shell gives what it starts in the background an ignored SIGINT, and so do we to what we start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "app", "demo"],
             cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
