@@ -29,7 +29,7 @@ from app.store.database import create_engine
 from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import is_current, migrate, new_revision
 
-SECRET_KEY_FILE: Final = "secret.key"  # noqa: S105
+SECRET_KEY_FILE: Final = "secret.key"  # noqa: S105 - a name, no secret
 ADMIN_KEY_FILE: Final = "admin.key"
 STOP_LIMIT_S: Final = 40
 """How long requests that are under way may take after a signal."""

@@ -26,7 +26,7 @@ def describe(app: FastAPI) -> None:
             app.openapi_schema = _document(app)
         return app.openapi_schema
 
-    app.openapi = document  # type: ignore[method-assign]
+    app.openapi = document  # type: ignore[method-assign]  # as FastAPI documents it
     app.add_api_route("/", _root, include_in_schema=False)
 
 

@@ -46,7 +46,7 @@ class Unlimited:
     async def take(self, priority: Priority) -> None:
         """Return at once."""
 
-    def turn(self, priority: Priority, requests: int = 1) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
+    def turn(self, priority: Priority, requests: int = 1) -> AbstractAsyncContextManager[None]:  # noqa: ARG002 - as Budget has it
         """Return what waits for nothing."""
         return _AT_ONCE
 

@@ -192,9 +192,9 @@ class SessionRunner:
             elif isinstance(notice, p.HistoryPage):
                 self._has_events = self._has_events or bool(notice.events)
                 kept = [event for event in notice.events if event.id not in self._skipped]
-                notice = p.HistoryPage(kept, notice.number)  # noqa: PLW2901
+                notice = p.HistoryPage(kept, notice.number)  # noqa: PLW2901 - what follows sees only this
             elif isinstance(notice, p.HistoryRead):
-                notice = p.HistoryRead(await self._recall(), notice.number)  # noqa: PLW2901
+                notice = p.HistoryRead(await self._recall(), notice.number)  # noqa: PLW2901 - what follows sees only this
             if isinstance(notice, p.HistoryRead | p.HistoryFailed):
                 # A read that belongs to an earlier connection does not open the gate of this one.
                 is_history_settled |= notice.number == self._machine.read_number

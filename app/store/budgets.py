@@ -154,7 +154,7 @@ _DRAW: Final = text(
     from third t
     where b.tenant = t.tenant and b.credential = t.credential
     returning t.answers, t.reconnects, t.sweeps, b.tokens, t.capacity, t.per_s, t.open_below, t.pause_s
-    """  # noqa: S608 - only our own constants
+    """
 )
 
 _CREATE: Final = text(
@@ -163,7 +163,7 @@ _CREATE: Final = text(
     values (:tenant, :credential, greatest({CAPACITY_MIN}, cast(:limit as float8) * {CAPACITY_SHARE}),
         cast(:limit as float8))
     on conflict (tenant, credential) do nothing
-    """  # noqa: S608 - only our own constants
+    """
 )
 
 _IS_SAME_VOLLEY: Final = f"coalesce(refused_at > now() - make_interval(secs => {CUT_EVERY_S}), false)"
@@ -180,7 +180,7 @@ _REFUSE: Final = text(
             then least(paused_priority, cast(:priority as int)) else cast(:priority as int) end,
         paused_until = greatest(paused_until, now() + make_interval(secs => cast(:retry_after as float8)))
     where tenant = :tenant and credential = :credential
-    """  # noqa: S608 - only our own constants
+    """
 )
 
 

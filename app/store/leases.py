@@ -106,7 +106,7 @@ async def count_restart(connection: AsyncConnection, lease: Lease) -> int:
     is_recent = "restarted_at > now() - make_interval(secs => :window)"
     counted: int | None = await connection.scalar(
         text(
-            f"update attachments set restarts = case when {is_recent} then restarts + 1 else 1 end,"  # noqa: S608
+            f"update attachments set restarts = case when {is_recent} then restarts + 1 else 1 end,"
             f" restarted_at = case when {is_recent} then restarted_at else now() end"
             " where tenant = :tenant and session_id = :session_id and term = :term returning restarts"
         ),

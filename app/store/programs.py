@@ -136,7 +136,7 @@ class Programs:
 
     def launch(self, *command: str | Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Start a program that may outlive us, without waiting for it."""
-        return subprocess.Popen(  # noqa: S603
+        return subprocess.Popen(
             command,
             **self._child_options(self.account),
             stdout=output,
@@ -188,7 +188,7 @@ class Programs:
 
     def _run(self, *command: str | Path, as_ourselves: bool = False) -> subprocess.CompletedProcess[str]:
         options = self._child_options(None if as_ourselves else self.account)
-        return subprocess.run(  # noqa: S603
+        return subprocess.run(
             command, **options, check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S
         )
 
@@ -258,7 +258,7 @@ def command_of(pid: int) -> str:
             return b" ".join(words).decode(errors="surrogateescape").strip()
         return ""
     command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
-    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S)  # noqa: S603
+    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S)
     return told.stdout.strip()
 
 

@@ -145,7 +145,7 @@ _DELIVERIES: Final = text(
     select count(*) as looked, max(looked.started_at) as last, (select count(*) from gone) as deliveries,
         (select count(*) from gone_bodies) as bodies
     from looked
-    """  # noqa: S608
+    """
 )
 
 
@@ -169,7 +169,7 @@ _SESSIONS: Final = text(
         and (a.updated_at, a.tenant, a.session_id) > (:after, :tenant, :session_id)
     order by a.updated_at, a.tenant, a.session_id limit :sessions
     for update skip locked
-    """  # noqa: S608
+    """
 )
 _THESE: Final = (
     "unnest(cast(:tenants as text[]), cast(:session_ids as text[]), cast(:for_good as boolean[]))"
@@ -204,7 +204,7 @@ _CALLS: Final = text(
     )
     select (select count(*) from gone) as calls, (select count(*) from gone_deliveries) as deliveries,
         (select count(*) from gone_bodies) as bodies
-    """  # noqa: S608
+    """
 )
 _MESSAGES: Final = text(
     f"""
@@ -214,7 +214,7 @@ _MESSAGES: Final = text(
             where m.tenant = s.tenant and m.session_id = s.session_id limit :rows
         ) m limit :rows
     ))
-    """  # noqa: S608
+    """
 )
 _ATTACHMENTS: Final = text(
     f"""
@@ -222,7 +222,7 @@ _ATTACHMENTS: Final = text(
     where a.tenant = s.tenant and a.session_id = s.session_id and (
         select true from calls c where c.tenant = a.tenant and c.session_id = a.session_id limit 1
     ) is null
-    """  # noqa: S608
+    """
 )
 
 

@@ -63,7 +63,7 @@ SAVE_CALLS: Final = Bulk.of(
     set {", ".join(f"{name} = excluded.{name}" for name in _CHANGING)}, updated_at = now()
     where calls.state not in ({_OVER}) or calls.state = excluded.state
     returning calls.id
-    """,  # noqa: S608
+    """,
     **_SESSION,
     id="text",
     kind="text",
@@ -100,7 +100,7 @@ SPEND: Final = Bulk.of(
     f"""
     update decisions d set status = 'spent' from {{rows}}
     where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status = 'accepted'
-    """,  # noqa: S608
+    """,
     **_ONE_CALL,
 )
 """A call needs a second decision: its first has released the delivery whose outcome is unknown."""
@@ -109,7 +109,7 @@ DISPLACE: Final = Bulk.of(
     f"""
     update decisions d set status = 'refused', refusal = 'Somebody else decided first.' from {{rows}}
     where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status = 'sending'
-    """,  # noqa: S608
+    """,
     **_ONE_CALL,
 )
 """A verdict was seen upstream: one that is on its way makes room for it."""
@@ -120,7 +120,7 @@ CLOSE_QUESTIONS: Final = Bulk.of(
     from {{rows}}
     where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.id <> w.kept
         and d.status in ('sending', 'accepted')
-    """,  # noqa: S608
+    """,
     **_ONE_CALL,
     kept="text",
 )
@@ -163,7 +163,7 @@ END_ATTEMPTS: Final = Bulk.of(
     update deliveries d set http_status = w.http_status, code = w.code, reply = w.reply,
         finished_at = greatest(d.started_at, now() - make_interval(secs => w.age_s))
     from {{rows}} where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.attempt = w.attempt
-    """,  # noqa: S608
+    """,
     **_ONE_CALL,
     attempt="integer",
     http_status="integer",
@@ -180,7 +180,7 @@ DROP_PARTIALS: Final = Bulk.of(
     f"""
     delete from messages m using {{rows}}
     where {_SAME_SESSION.format("m")} and m.id = w.id and m.state = 'partial'
-    """,  # noqa: S608
+    """,
     **_SESSION,
     id="text",
 )
@@ -214,7 +214,7 @@ SAVE_FINALS: Final = Bulk.of(
     on conflict (tenant, session_id, id) do update
     set state = 'final', seq = excluded.seq, content = excluded.content, term = excluded.term,
         thread_id = excluded.thread_id, processed_at = excluded.processed_at, updated_at = now()
-    """,  # noqa: S608
+    """,
     **_MESSAGE,
     place="bigint",
 )
@@ -251,7 +251,7 @@ SAVE_ATTACHMENTS: Final = Bulk.of(
         wanted = case when w.wish_seen >= a.wish then '{{}}' else a.wanted end,
         updated_at = now()
     from {{rows}} where {_SAME_SESSION.format("a")}
-    """,  # noqa: S608
+    """,
     **_SESSION,
     status="text",
     cursor_at="double precision",

@@ -161,11 +161,11 @@ class Run:
                 if ids := self._machine.to_recall:
                     yield from self._parts.writer.access()
                     known = self._parts.store.recall(ids)
-                notice = p.HistoryRead(known, notice.number)  # noqa: PLW2901
+                notice = p.HistoryRead(known, notice.number)  # noqa: PLW2901 - what follows sees only this
             elif isinstance(notice, p.HistoryPage):
                 self._has_events = self._has_events or bool(notice.events)
                 kept = [event for event in notice.events if event.id not in self._skipped]
-                notice = p.HistoryPage(kept, notice.number)  # noqa: PLW2901
+                notice = p.HistoryPage(kept, notice.number)  # noqa: PLW2901 - what follows sees only this
             if isinstance(notice, p.HistoryRead | p.HistoryFailed):
                 is_history_settled |= notice.number == self._machine.read_number
             effects += self._decide(notice)
