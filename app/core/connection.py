@@ -16,6 +16,8 @@ FILTERED_TRIES = 3
 """After so many failures the whole log is asked for: some servers fail on the filter by time alone."""
 SWEEP_S = 300.0
 """How long after a read the history is read again, whether or not the stream is alive."""
+SWEEP_EVENTS = 500
+"""After so many live events it is read again earlier: what a reconnect must list stays one page."""
 
 
 @dataclass(slots=True)
@@ -28,11 +30,12 @@ class Connection:
     is_covered: bool = False
     """Whether a history read on this connection reached its end: only then may the cursor move."""
     is_degraded: bool = False
-    """Whether upstream refused the history for good on this connection."""
+    """Whether upstream refused the history on this connection: only the sweep asks again."""
     has_events: bool = False
     is_reading: bool = False
     read_number: int = 0
     sweep_at: float | None = None
+    _unconfirmed: int = 0
     _previews: bool = True
     _failures: int = 0
     _read_failures: int = 0
@@ -51,12 +54,25 @@ class Connection:
         return self._read(since)
 
     def _read(self, since: float | None, after_s: float = 0.0, floor_s: float | None = None) -> ReadHistory:
-        self.is_reading, self.sweep_at = True, None
+        self.is_reading, self.sweep_at, self._unconfirmed = True, None, 0
         self.read_number += 1
         return ReadHistory(since, after_s, floor_s, self.read_number)
 
-    def event_received(self) -> None:
+    def event_received(self, *, is_news: bool) -> None:
+        """An event came; `is_news` is one of the log that no read has shown yet."""
         self.has_events, self._failures = True, 0
+        self._unconfirmed += is_news
+
+    def is_sweep_due(self, now: float) -> bool:
+        """Whether the history is to be read again although nothing broke.
+
+        Streams lose events silently. Only a read moves the cursor, so that none of them is ever passed by.
+        """
+        if self.is_reading:
+            return False
+        is_late = self.sweep_at is not None and now >= self.sweep_at
+        is_behind = self.is_open and not self.is_degraded and self._unconfirmed >= SWEEP_EVENTS
+        return is_late or is_behind
 
     def closed(self, failure: Failure | None, now: float) -> list[Effect]:
         """The stream broke, ended, or could not be opened. A read that went with it is given up."""
@@ -90,11 +106,11 @@ class Connection:
         self.is_reading, self.is_covered, self.is_degraded = False, self.is_open, False
         self._read_failures, self.sweep_at = 0, now + SWEEP_S
 
-    def history_failed(self, failure: Failure, since: float | None) -> list[ReadHistory]:
-        """The read broke off: try again while the stream lives, unless that is useless."""
+    def history_failed(self, failure: Failure, since: float | None, now: float) -> list[ReadHistory]:
+        """The read broke off: try again while the stream lives, soon unless that is useless."""
         self.is_reading = False
         if failure.is_paging_loop or is_fatal(failure.status):
-            self.is_degraded = True
+            self.is_degraded, self.sweep_at = True, now + SWEEP_S
             return []
         self._read_failures += 1
         after_s = backoff_s(self._read_failures, start_s=RECONNECT_START_S, cap_s=RECONNECT_CAP_S)

@@ -261,7 +261,7 @@ class SessionMachine:
         """Read the history on the live connection; at most one read runs at a time."""
         if self._connection.is_reading:
             self._is_full_read_wanted = True
-        elif not self._connection.is_degraded:
+        else:
             self._begin_read(self._connection.read(self._cursor_at, full=full))
 
     def _read_on(self, notice: p.HistoryPage | p.HistoryRead | p.HistoryFailed, now: float) -> None:
@@ -337,9 +337,9 @@ class SessionMachine:
         if history.terminal is not None:
             self._terminal(history.terminal, now)
             return
-        repeats = self._connection.history_failed(failure, history.since)
+        repeats = self._connection.history_failed(failure, history.since, now)
         if not repeats:
-            # Nobody will look again on this connection: what was seen waiting is named, though not judged.
+            # Nobody looks again soon: what was seen waiting is named, though not judged.
             unknown = [id_ for id_ in history.uses if self.ledger.find(id_) is None]
             self._missing = tuple({*self._missing, *unknown})[:MISSING_MAX]
         for effect in repeats:
@@ -364,8 +364,9 @@ class SessionMachine:
     def _received(self, event: ev.AnyEvent, now: float) -> None:
         if self._ending is not None:
             return
-        self._connection.event_received()
-        if self._is_old(event):
+        is_old = self._is_old(event)
+        self._connection.event_received(is_news=event.at is not None and not is_old)
+        if is_old:
             if isinstance(event, ev.ModelRequestEnd):
                 # History told of it first, but the previews that it ends began on this connection.
                 self.ledger.emit(*self.messages.live(event))
@@ -405,7 +406,8 @@ class SessionMachine:
             if not isinstance(event, NEUTRAL):
                 self._live_at = max(self._live_at, event.at)
             self._seen.note(event.id, event.at)
-            self._advance(event.at)
+        if self._connection.is_sweep_due(now):
+            self._read(full=False)
 
     def _is_old(self, event: ev.AnyEvent) -> bool:
         """Whether a history read covered this event already.
@@ -429,11 +431,6 @@ class SessionMachine:
                 return self.messages.is_final(event.event_id)
             case _:
                 return event.id in (self._untimed if event.at is None else self._seen)
-
-    def _advance(self, at: float) -> None:
-        """Move the cursor; never past a gap that no history read has closed."""
-        if self._connection.is_covered:
-            self._cursor_at = max(at, self._cursor_at or at)
 
     def _look_for(self, call_ids: Iterable[str], at: float | None = None) -> None:
         """Named calls that nobody knows: an event was lost, or came before us; history has it."""
@@ -471,7 +468,7 @@ class SessionMachine:
             return
         if self._idle.is_expired(now):
             self._end("idle", now=now)
-        elif self._connection.sweep_at is not None and now >= self._connection.sweep_at:
+        elif self._connection.is_sweep_due(now):
             if self._router.policies == UNREAD:
                 self._retrieve()
             self._read(full=False)

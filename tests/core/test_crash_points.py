@@ -22,6 +22,7 @@ from tests.core.life import (
     idle,
     result,
     stamp,
+    unknown,
     unsent,
     use,
     verdict,
@@ -185,16 +186,26 @@ def test_a_kill_after_the_confirmation_was_recorded_delivers_once() -> None:
 # ---- position
 
 
-def test_the_position_moves_only_with_what_was_handled() -> None:
-    """D-011: it is read right after each notice, and what it covers is in the effects until then."""
+def test_the_position_moves_only_with_a_history_that_was_read() -> None:
+    """D-011: a stream loses events without a word, so what came live moves nothing."""
     calls = [custom(f"ctu{n}") for n in range(20)]
-    life = Life().connect()
-    for number, call in enumerate(calls):
-        before = life.machine.progress.cursor_at
-        assert before is None or before < call.at
-        life.receive(call)
-        assert call.at == life.machine.progress.cursor_at
-        assert {one.id for one in calls[: number + 1]} == set(life.calls)
+    life = Life().connect(calls[0])
+    life.receive(*calls[1:])
+    assert calls[0].at == life.machine.progress.cursor_at
+    assert {call.id for call in calls} == set(life.calls)
+
+
+def test_what_a_stream_lost_long_ago_is_found_by_the_next_read() -> None:
+    """D-011, R-091: the lost call is older than the overlap when history is read again."""
+    first, lost, *later = (custom(f"ctu{n}", at=1000.0 * n) for n in range(1, 5))
+    life = Life().connect(first)
+    life.receive(*later)
+    life.closed(unknown())
+    read = next(effect for effect in life.opened() if isinstance(effect, p.ReadHistory))
+    assert read.since is not None
+    life.page(*(one for one in (first, lost, *later) if one.at >= read.since))
+    life.read()
+    assert {"ctu1", "ctu2", "ctu3", "ctu4"} == set(life.calls)
 
 
 def test_an_event_that_was_handled_twice_changes_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.core import protocol as p
+from app.core.connection import SWEEP_EVENTS
 from app.core.history import History
 from app.core.seen import IDS_MAX
 from tests.core.life import T0, Life, event, idle, unknown, use, user_result
@@ -12,12 +13,31 @@ PAGING_LOOP = p.Failure("unknown", message="next_page repeats", is_paging_loop=T
 # ---- R-074, R-092: bounds
 
 
-def test_a_reconnect_reads_from_two_minutes_before_the_newest_event() -> None:
-    """R-074: an open call, however old, does not move the bound."""
-    life = Life().connect(use("tu1", "gated", permission="ask", at=0))
-    life.receive(event("session.status_running", at=3600))
+def test_a_reconnect_reads_from_two_minutes_before_the_newest_event_that_was_read() -> None:
+    """R-074: an open call, however old, does not move the bound, and neither does what only came live."""
+    gated = use("tu1", "gated", permission="ask", at=0)
+    life = Life().connect(gated, event("session.status_running", at=3600))
+    life.receive(event("session.status_running", at=3660))
     life.closed(unknown())
     assert life.opened() == [p.ReadHistory(T0 + 3600 - 120)]
+
+
+def test_a_busy_stream_is_confirmed_before_the_sweep_is_due() -> None:
+    """R-074, D-090: so many live events later, history is read again, and one page still holds the rest."""
+    life = Life().connect(event("session.status_running", at=0))
+    effects = life.receive(*(event("session.usage", at=1.0 + n) for n in range(SWEEP_EVENTS)))
+    assert effects == [p.ReadHistory(T0 - 120)]
+    life.page(event("session.usage", at=float(SWEEP_EVENTS)))
+    life.read()
+    life.closed(unknown())
+    assert life.opened() == [p.ReadHistory(T0 + SWEEP_EVENTS - 120)]
+
+
+def test_a_replayed_log_is_not_read_again_for_its_length() -> None:
+    """R-074: some servers replay all of it on each connect; a read has shown it already."""
+    log = [event("session.usage", at=1.0 + n) for n in range(SWEEP_EVENTS + 10)]
+    life = Life().connect(*log)
+    assert life.receive(*log) == []
 
 
 def test_a_restart_reads_from_the_stored_position() -> None:

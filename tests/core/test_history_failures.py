@@ -9,6 +9,7 @@ import pytest
 
 from app.core import protocol as p
 from app.core.calls import Call
+from app.core.connection import SWEEP_EVENTS, SWEEP_S
 from app.core.session import Stored
 from tests.core.life import (
     ECHO,
@@ -217,13 +218,23 @@ def test_a_refused_read_does_not_end_the_run(status: int) -> None:
     assert (life.end, life.deliveries) == (None, ["tu5"])
 
 
-def test_a_refused_read_is_not_repeated_on_this_connection() -> None:
-    """R-068: not by time, and not when upstream waits for an unknown call."""
+def test_a_refused_read_is_not_repeated_before_the_sweep() -> None:
+    """R-068: not by backoff, not when upstream waits for an unknown call, and not for many events."""
     life = _opened()
     life.read_failed(refused(403))
-    life.receive(idle("requires_action", "ctu7"))
-    life.at(3600)
+    life.receive(idle("requires_action", "ctu7"), *(event("session.usage") for _ in range(SWEEP_EVENTS)))
+    life.at(SWEEP_S - 1)
     assert len(life.of(p.ReadHistory)) == 1
+
+
+def test_the_sweep_asks_again_also_after_a_refusal() -> None:
+    """R-068, promise 5: a stream that lives on for days would leave what came before it unseen."""
+    life = _opened()
+    life.read_failed(refused(403))
+    life.at(SWEEP_S)
+    life.page(custom("ctu1"))
+    life.read()
+    assert (["ctu1"], frozenset()) == (life.deliveries, life.machine.progress.flags)
 
 
 def test_a_refused_read_is_visible() -> None:

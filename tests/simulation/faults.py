@@ -13,7 +13,22 @@ from typing import Any
 
 from app.core import connection, history, messages, posting, routing, sending, session
 from tests.simulation import errands, replica, run, store, webhooks, writer
-from tests.simulation.known import Undo, patched
+
+Undo = Callable[[], None]
+
+
+def patched(owner: Any, **values: Any) -> Undo:
+    """Set attributes; return how to take them back."""
+    missing = object()
+    own = {name: vars(owner).get(name, missing) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+    def undo() -> None:
+        for name, value in own.items():
+            delattr(owner, name) if value is missing else setattr(owner, name, value)
+
+    return undo
 
 
 def _nothing(self: Any, *_: Any, **__: Any) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tests.simulation.checker import check
-from tests.simulation.known import mended
 from tests.simulation.trace import lines
 from tests.simulation.world import World
 
@@ -52,10 +51,10 @@ def trace(seed: int, about: str | None = None) -> Iterator[str]:
     yield from lines(world.record.entries, about)
 
 
-def run(seeds: Iterable[int], *, workers: int = 1, unmended: tuple[str, ...] = ()) -> Outcome:
-    """Run many lives; the known defects named in `unmended` show."""
+def run(seeds: Iterable[int], *, workers: int = 1) -> Outcome:
+    """Run many lives."""
     seeds = list(seeds)
-    chunks = [(seeds[start : start + CHUNK], unmended) for start in range(0, len(seeds), CHUNK)]
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     total = Outcome()
     if workers == 1:
         for chunk in chunks:
@@ -67,14 +66,12 @@ def run(seeds: Iterable[int], *, workers: int = 1, unmended: tuple[str, ...] = (
     return total
 
 
-def _run_chunk(chunk: tuple[list[int], tuple[str, ...]]) -> Outcome:
-    seeds, unmended = chunk
+def _run_chunk(seeds: list[int]) -> Outcome:
     outcome = Outcome()
-    with mended(but=unmended):
-        for seed in seeds:
-            found, explained = violations(seed)
-            outcome.runs += 1
-            outcome.explained.update(explained)
-            if found:
-                outcome.violations[seed] = found
+    for seed in seeds:
+        found, explained = violations(seed)
+        outcome.runs += 1
+        outcome.explained.update(explained)
+        if found:
+            outcome.violations[seed] = found
     return outcome

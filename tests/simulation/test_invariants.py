@@ -7,7 +7,6 @@ import os
 import pytest
 
 from tests.simulation import lives
-from tests.simulation.known import KNOWN, mended
 from tests.simulation.world import World
 
 RUNS = int(os.environ.get("SIM_RUNS", "500"))
@@ -22,14 +21,12 @@ SHOWN_MAX = 3
 def test_no_invariant_is_broken(part: int) -> None:
     outcome = lives.run(range(FIRST + part, FIRST + RUNS, PARTS))
 
-    print(f"defects mended here, see known.py: {', '.join(KNOWN) or 'none'}")
     print(f"let pass: {dict(outcome.explained)}")
     assert not outcome.violations, _story(outcome)
 
 
 def test_the_same_seed_makes_the_same_life() -> None:
-    with mended():
-        assert World(7).live().entries == World(7).live().entries
+    assert World(7).live().entries == World(7).live().entries
 
 
 def _story(outcome: lives.Outcome) -> str:
@@ -38,6 +35,5 @@ def _story(outcome: lives.Outcome) -> str:
     for seed in seeds[:SHOWN_MAX]:
         told += [f"seed {seed}:", *outcome.violations[seed]]
     told.append(f"python -m tests.simulation --seed {seeds[0]} --trace")
-    with mended():
-        told += list(lives.trace(seeds[0]))[-200:]
+    told += list(lives.trace(seeds[0]))[-200:]
     return "\n".join(told)
