@@ -98,7 +98,7 @@ class Findings:
 class Progress:
     """How the attachment stands; the runner saves it with the batch that changed it.
 
-    `cursor_at` is the newest `processed_at` whose consequences are stored, in seconds since 1970.
+    `cursor_at` is the newest `processed_at` that a complete read of history has shown, in seconds since 1970.
     `idle_id` names the idle event that armed the countdown, `idle_deadline` its end (monotonic).
     """
 
@@ -312,6 +312,16 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """A call is `dispatched` again whose delivery an earlier run began.
+
+    Report its result with `Delivered`, or `Orphaned` once nobody is left who could.
+    """
+
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send one client event upstream, after a jittered wait; report with `Sent`.
 
@@ -398,6 +408,7 @@ Effect = (
     | SaveMessage
     | DropMessages
     | Deliver
+    | Watch
     | Send
     | Withdraw
     | Look

@@ -16,7 +16,7 @@ from app.core.gate import UNREAD, judge, tool_gate
 from app.core.ledger import Ledger, Remembered
 from app.core.outgoing import error_result
 from app.core.posting import covers
-from app.core.protocol import Deliver, Delivered, RefuseDecision, Settings
+from app.core.protocol import Deliver, Delivered, RefuseDecision, Settings, Watch
 from app.core.sending import Sends
 from app.core.tools import Tool
 
@@ -375,7 +375,7 @@ class Router:
         elif call.attempts > 0:
             call = self._ledger.save(call, "dispatched")
             if call.id not in self._ledger.running:
-                self._orphans.append(call.id)
+                self._ledger.emit(Watch(call.id))
         elif call.decision is not None and call.decision.status == "sending":
             self._sends.resume(self._ledger.save(call, "held"))
         elif call.confirmation == "allow":

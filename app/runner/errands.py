@@ -83,7 +83,8 @@ class Errands:
     """The tasks of one run.
 
     `orphans` are calls whose delivery an earlier run began; once history was read, they are watched until
-    it reported, or nobody is left who could. `failed` is called with what ended a task by a defect.
+    it reported, or nobody is left who could. `failed` is called with what ended a task by a defect. Set
+    `is_lost` when the lease may be another's: nothing is begun any more, also if the replica is well again.
 
     What a delivery came to is remembered until `kept` says that it is stored; `drain` leaves the rest to the
     next run. `tools` is the registry as known now: where a delivery goes of which nothing has arrived yet.
@@ -100,6 +101,7 @@ class Errands:
         failed: Callable[[BaseException], None],
     ) -> None:
         self.ended: list[AttemptEnd] = []
+        self.is_lost = False
         self.may_forward = asyncio.Event()
         self.tools: Mapping[str, Tool] = {}
         self._lease = lease
@@ -108,6 +110,7 @@ class Errands:
         self._budget = parts.budget
         self._inbox = inbox
         self._orphans = set(orphans)
+        self._watches = 0
         self._failed = failed
         self._has_left = False
         self._outcomes: dict[str, tuple[int, p.Delivered]] = {}
@@ -123,6 +126,8 @@ class Errands:
         match effect:
             case p.Deliver():
                 self._start(self._deliveries, effect.call.id, self._deliver(effect.call, effect.tool))
+            case p.Watch():
+                self._watch([effect.call_id])
             case p.Send():
                 self._start(self._sends, (effect.call_id, effect.number), self._send(effect))
             case p.Look():
@@ -234,9 +239,13 @@ class Errands:
         if wait > 0:
             await asyncio.sleep(wait)
 
+    def _is_trusted(self, for_s: float) -> bool:
+        trusted_for_s = self._parts.trusted_for_s()
+        return not self.is_lost and 0 < trusted_for_s >= for_s
+
     async def _trust(self, for_s: float) -> None:
         """Wait until the lease holds for as long as an act may take; a lost lease cancels the task."""
-        while self._parts.trusted_for_s() < for_s:  # noqa: ASYNC110 - it is a clock that runs, not an event
+        while not self._is_trusted(for_s):  # noqa: ASYNC110 - it is a clock that runs, not an event
             await asyncio.sleep(TRUST_POLL_S)
 
     # ---- upstream
@@ -293,8 +302,8 @@ class Errands:
             return
         self._is_connecting = False
         await self._inbox.put(p.HistoryRead(number=effect.number))
-        if self._orphans and "orphans" not in self._single:
-            self._start(self._single, "orphans", self._watch_orphans())
+        orphans, self._orphans = self._orphans, set()
+        self._watch(orphans)
 
     async def _pages(
         self, priority: Priority, since: float | None, types: Sequence[str] = ()
@@ -399,7 +408,7 @@ class Errands:
         Raises:
             _NotStartedError: the run is over, and nothing has left.
         """
-        while is_first and (self._has_left or self._parts.trusted_for_s() <= 0):
+        while is_first and (self._has_left or not self._is_trusted(0.0)):
             if self._has_left:
                 raise _NotStartedError
             await asyncio.sleep(TRUST_POLL_S)
@@ -414,12 +423,17 @@ class Errands:
             ended, self.ended = self.ended, []
             await self._parts.writer.submit(Batch(self._lease, ended=ended))
 
-    async def _watch_orphans(self) -> None:
+    def _watch(self, orphans: Collection[str]) -> None:
+        if orphans:
+            self._watches += 1
+            self._start(self._single, f"watch {self._watches}", self._watch_orphans(set(orphans)))
+
+    async def _watch_orphans(self, orphans: set[str]) -> None:
         """Wait while whoever delivers a call of an earlier run may still report; then say that none will."""
-        while self._orphans:
+        while orphans:
             async with self._parts.engine.connect() as connection:
-                waiting = await runs.orphans(connection, self._lease, self._orphans)
-                others = await runs.recall(connection, self._lease, self._orphans - waiting.keys())
+                waiting = await runs.orphans(connection, self._lease, orphans)
+                others = await runs.recall(connection, self._lease, orphans - waiting.keys())
             for call in others.values():
                 if call.state == "queued":
                     await self._inbox.put(p.Orphaned(call.id, is_unsent=True))
@@ -430,8 +444,8 @@ class Errands:
             for call_id, may_report in waiting.items():
                 if not may_report:
                     await self._inbox.put(p.Orphaned(call_id))
-            self._orphans = {call_id for call_id, may_report in waiting.items() if may_report}
-            if self._orphans:
+            orphans = {call_id for call_id, may_report in waiting.items() if may_report}
+            if orphans:
                 await asyncio.sleep(ORPHANS_EVERY_S)
 
 

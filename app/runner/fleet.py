@@ -174,8 +174,7 @@ class Fleet:
         if self.trusted_for_s() <= 0 and self._runs:
             log.error("leases_lost", replica_id=self.replica_id, runs=len(self._runs))
             for run in list(self._runs.values()):
-                if run.runner is not None:
-                    run.runner.lose()
+                self._lose(run)
 
     async def _renew(self) -> None:
         self._lose_if_late()
@@ -280,13 +279,18 @@ class Fleet:
         before = self._runs.get(key)
         if before is not None:
             # A claim over a run of our own: its lease had expired. It may write nothing any more.
-            if before.runner is not None:
-                before.runner.lose()
-            else:
-                before.task.cancel()
+            self._lose(before)
         task = asyncio.create_task(self._supervise(lease), name=f"run {lease.session_id}")
         self._runs[key] = _Run(lease, task)
         task.add_done_callback(lambda done: self._forget(key, done))
+
+    @staticmethod
+    def _lose(run: _Run) -> None:
+        """End a run whose lease is another's, or may be; one that has not begun would act on old news."""
+        if run.runner is not None:
+            run.runner.lose()
+        else:
+            run.task.cancel()
 
     def _forget(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
         run = self._runs.get(key)

@@ -115,7 +115,7 @@ class SessionRunner:
 
     def lose(self) -> None:
         """End the run at once: its lease is another's, or may be."""
-        self._is_lost = True
+        self._is_lost = self._errands.is_lost = True
         self.stop()
 
     async def run(self) -> None:

@@ -220,16 +220,17 @@ async def leave_result(
 ) -> None:
     """Store the result of a delivery that outlived its run; fenced by its dispatch, not by the term.
 
-    Only a call that still waits for just the delivery that began with the attempt `dispatched` takes it; its
-    next run posts it. `attempts` is the number of the last attempt.
+    Only a call that still waits for just the delivery that began with the attempt `dispatched` takes it, or
+    that was interrupted meanwhile; its next run posts it. `attempts` is the number of the last attempt.
     """
     await connection.execute(
         text(
             """
-            update calls set state = 'answered', attempts = :attempts, result = :result,
+            update calls set state = case state when 'dispatched' then 'answered' else state end,
+                attempts = :attempts, result = :result,
                 is_error = :is_error, outcome_unknown = :unknown, updated_at = now()
             where tenant = :tenant and session_id = :session_id and id = :id
-                and state = 'dispatched' and attempts = :dispatched and result is null
+                and state in ('dispatched', 'interrupted') and attempts = :dispatched and result is null
             """
         ),
         {

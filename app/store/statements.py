@@ -56,11 +56,23 @@ _OVER: Final = ", ".join(f"'{state}'" for state in sorted(END_STATES - {"interru
 _CHANGING: Final = (
     "state", "gate_by", "gate_reason", "outcome_unknown", "attempts", "result", "is_error", "posted", "detail"
 )  # fmt: skip
+_IS_LEFT: Final = (
+    "excluded.state in ('dispatched', 'interrupted') and excluded.result is null"
+    " and calls.result is not null and excluded.attempts <= calls.attempts"
+)
+"""An earlier run left the result of the delivery that the writer still waits for, or has given up."""
+_KEPT: Final = ("outcome_unknown", "attempts", "result", "is_error")
+_SAVED: Final = {
+    **{name: f"excluded.{name}" for name in _CHANGING},
+    **{name: f"case when {_IS_LEFT} then calls.{name} else excluded.{name} end" for name in _KEPT},
+    "state": f"case when {_IS_LEFT} and excluded.state = 'dispatched'"
+    " then 'answered' else excluded.state end",
+}
 SAVE_CALLS: Final = Bulk.of(
     f"""
     insert into calls ({{names}}) select {{names}} from {{rows}}
     on conflict (tenant, session_id, id) do update
-    set {", ".join(f"{name} = excluded.{name}" for name in _CHANGING)}, updated_at = now()
+    set {", ".join(f"{name} = {value}" for name, value in _SAVED.items())}, updated_at = now()
     where calls.state not in ({_OVER}) or calls.state = excluded.state
     returning calls.id
     """,
@@ -82,7 +94,10 @@ SAVE_CALLS: Final = Bulk.of(
     posted="boolean",
     detail="text",
 )
-"""Store calls as they now stand. One that is over in the store is not opened again, nor its id returned."""
+"""Store calls as they now stand; a result that was left meanwhile stays.
+
+One that is over in the store is not opened again, nor its id returned.
+"""
 
 RULE: Final = Bulk.of(
     """

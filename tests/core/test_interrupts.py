@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from app.core import protocol as p
+from app.core.calls import Call
+from app.core.session import Stored
 from tests.core.life import (
     ECHO,
     Life,
@@ -16,6 +18,7 @@ from tests.core.life import (
     idle,
     mcp,
     refused,
+    stamp,
     text,
     unknown,
     unsent,
@@ -215,6 +218,17 @@ def test_a_revived_call_is_not_settled_by_the_old_interrupt_in_a_look() -> None:
     life.sent("tu1", unknown())
     life.looked("tu1", p.Findings(interrupts=(stop,)))
     assert ("posting", 2) == (life.state("tu1"), len(life.sends))
+
+
+def test_the_delivery_of_a_revived_call_may_still_report() -> None:
+    """R-316: an earlier run began it, so nobody here knows; it is watched before it is given up."""
+    call = Call("ctu1", "custom", "echo", b"{}", "dispatched", attempts=1, episodes=1, processed_at=stamp(0))
+    life = Life(stored=Stored((call,)))
+    life.connect(interrupt(at=1), idle("requires_action", "ctu1", at=2))
+    assert [p.Watch("ctu1")] == life.of(p.Watch)
+    assert ("dispatched", []) == (life.state("ctu1"), life.sends)
+    life.deliver("ctu1", "kept")
+    assert ["kept"] == [sent["content"][0]["text"] for sent in life.sends]
 
 
 def test_a_revived_call_is_not_released_by_a_decision_that_upstream_never_took() -> None:

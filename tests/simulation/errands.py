@@ -59,6 +59,7 @@ class Errands:
         failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self.ended: list[AttemptEnd] = []
+        self.is_lost = False
         self.clock = parts.process.clock
         self.may_forward = Signal()
         self.has_left = False
@@ -66,6 +67,7 @@ class Errands:
         self._unstarted: set[tuple[str, int]] = set()
         self._lease, self._client, self._parts, self._put = lease, client, parts, inbox
         self._orphans = set(orphans)
+        self._watches = 0
         self._failed = failed
         self._single: dict[Any, Task] = {}
         self._sends: dict[Any, Task] = {}
@@ -76,6 +78,8 @@ class Errands:
         match effect:
             case p.Deliver():
                 self._start(self._deliveries, effect.call.id, self._deliver(effect.call, effect.tool))
+            case p.Watch():
+                self._watch([effect.call_id])
             case p.Send():
                 self._start(self._sends, (effect.call_id, effect.number), self._send(effect))
             case p.Look():
@@ -172,8 +176,12 @@ class Errands:
         if wait > 0:
             yield wait
 
+    def _is_trusted(self, for_s: float) -> bool:
+        trusted_for_s = self._parts.trusted_for_s()
+        return not self.is_lost and 0 < trusted_for_s >= for_s
+
     def _trust(self, for_s: float) -> Work:
-        while self._parts.trusted_for_s() < for_s:
+        while not self._is_trusted(for_s):
             yield TRUST_POLL_S
 
     # ---- upstream
@@ -224,8 +232,8 @@ class Errands:
             self._put(p.HistoryFailed(error.failure, effect.number))
             return
         self._put(p.HistoryRead(number=effect.number))
-        if self._orphans and "orphans" not in self._single:
-            self._start(self._single, "orphans", self._watch_orphans())
+        orphans, self._orphans = self._orphans, set()
+        self._watch(orphans)
 
     def _send(self, effect: p.Send) -> Work:
         yield from self._pause(effect.after_s, effect.floor_s)
@@ -318,7 +326,7 @@ class Errands:
 
     def start_attempt(self, start: AttemptStart, *, is_first: bool, is_noted: bool) -> Work:
         """Let an attempt leave: under a lease that holds, and once the store knows of it."""
-        while is_first and (self.has_left or self._parts.trusted_for_s() <= 0):
+        while is_first and (self.has_left or not self._is_trusted(0.0)):
             if self.has_left:
                 raise _NotStartedError
             yield TRUST_POLL_S
@@ -335,12 +343,17 @@ class Errands:
         else:
             yield from self._parts.writer.submit(Batch(self._lease, ended=ended))
 
-    def _watch_orphans(self) -> Work:
+    def _watch(self, orphans: Collection[str]) -> None:
+        if orphans:
+            self._watches += 1
+            self._start(self._single, f"watch {self._watches}", self._watch_orphans(set(orphans)))
+
+    def _watch_orphans(self, orphans: set[str]) -> Work:
         store = self._parts.store
-        while self._orphans:
+        while orphans:
             yield from self._parts.writer.access()
-            waiting = store.orphans(self._orphans)
-            others = store.recall(self._orphans - waiting.keys())
+            waiting = store.orphans(orphans)
+            others = store.recall(orphans - waiting.keys())
             for call in others.values():
                 if call.state == "queued":
                     self._put(p.Orphaned(call.id, is_unsent=True))
@@ -350,8 +363,8 @@ class Errands:
             for call_id in sorted(waiting):
                 if not waiting[call_id]:
                     self._put(p.Orphaned(call_id))
-            self._orphans = {call_id for call_id, may_report in waiting.items() if may_report}
-            if self._orphans:
+            orphans = {call_id for call_id, may_report in waiting.items() if may_report}
+            if orphans:
                 yield ORPHANS_EVERY_S
 
 

@@ -189,6 +189,8 @@ class Leaving(Reading):
             elif isinstance(entry, r.Replied):
                 replied.add((entry.call_id, entry.attempt))
             elif isinstance(entry, r.Committed):
+                for call_id, attempt in entry.started:  # one that nobody saw arrive is the last one too
+                    last[call_id] = max(last.get(call_id, 0), attempt)
                 for call in entry.calls:
                     is_new = call.outcome_unknown and call.id not in unknown
                     if is_new and (call.id, last.get(call.id, 0)) in replied:

@@ -67,8 +67,8 @@ class Replica:
 
     def _lose_if_late(self) -> None:
         """End the run when the lease is not sure any more: a pause of the process ends trust too."""
-        if self.trusted_for_s() <= 0 and self._run is not None:
-            self._run.lose()
+        if self.trusted_for_s() <= 0:
+            self._lose()
 
     def _renew(self) -> Work:
         self._lose_if_late()
@@ -128,12 +128,16 @@ class Replica:
     # ---- runs
 
     def _begin(self, lease: Lease) -> None:
+        self._lose()
+        self._lease, self._run = lease, None
+        self._task = self.process.spawn(self._supervise(lease), self._ended(lease))
+
+    def _lose(self) -> None:
+        """End a run whose lease is another's, or may be; one that has not begun would act on old news."""
         if self._run is not None:
             self._run.lose()
         elif self._task is not None and not self._task.finished.is_set:
             self._task.cancel()
-        self._lease, self._run = lease, None
-        self._task = self.process.spawn(self._supervise(lease), self._ended(lease))
 
     def _ended(self, lease: Lease) -> Callable[[Task], None]:
         def ended(task: Task) -> None:

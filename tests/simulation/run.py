@@ -92,7 +92,7 @@ class Run:
         self._put(p.Tick())
 
     def lose(self) -> None:
-        self._is_lost = True
+        self._is_lost = self._errands.is_lost = True
         self.stop()
 
     def run(self) -> Work:

@@ -156,6 +156,7 @@ class Store:
         self._write_decisions(batch)
         for call in calls.values():
             known = self.calls.get(call.id, call)
+            call = _with_left(call, known)  # noqa: PLW2901 - what is stored is this
             # What never changes is kept from the first record, and what has no column is not kept.
             self.calls[call.id] = replace(
                 call, input=known.input, processed_at=known.processed_at, decision=None, asked_at=None
@@ -248,13 +249,17 @@ class Store:
         call = self.calls.get(call_id)
         if (
             call is None
-            or call.state != "dispatched"
+            or call.state not in ("dispatched", "interrupted")
             or call.attempts != dispatched
             or call.result is not None
         ):
             return
         self.calls[call_id] = replace(
-            call, state="answered", attempts=attempts, result=result, outcome_unknown=unknown
+            call,
+            state="answered" if call.state == "dispatched" else call.state,
+            attempts=attempts,
+            result=result,
+            outcome_unknown=unknown,
         )
         self._record.add(LeftResult(self.now, call_id, attempts, result))
 
@@ -385,6 +390,22 @@ class Store:
 
 
 _RUNNING = ("attaching", "live", "reconnecting", "detaching")
+
+
+def _with_left(call: Call, known: Call) -> Call:
+    """The call as it is to be stored: a result that an earlier run left meanwhile stays."""
+    is_left = (
+        call.state in ("dispatched", "interrupted")
+        and call.result is None
+        and known.result is not None
+        and call.attempts <= known.attempts
+    )
+    if not is_left:
+        return call
+    state = "answered" if call.state == "dispatched" else call.state
+    return replace(
+        call, state=state, result=known.result, attempts=known.attempts, outcome_unknown=known.outcome_unknown
+    )
 
 
 def _unruled(call: Call) -> Call:

@@ -222,9 +222,15 @@ async def test_a_delivery_may_report_while_its_time_and_its_replica_last(engine:
 
 
 async def test_a_result_is_left_for_just_the_call_that_waits_for_it(engine: AsyncEngine) -> None:
-    """Fenced by the dispatch: the term may have moved on, the call may not have."""
+    """Fenced by the dispatch: the term may have moved on, the call may not have.
+
+    One that was interrupted meanwhile keeps it too: upstream may ask for that call again.
+    """
     await held_by_r1(engine, Lease("default", "sesn_1", 9))
-    states = {"waits": ("dispatched", 1), "repeated": ("dispatched", 2), "over": ("interrupted", 1)}
+    states = {
+        "waits": ("dispatched", 1), "repeated": ("dispatched", 2), "over": ("interrupted", 1),
+        "taken": ("answered_elsewhere", 1),
+    }  # fmt: skip
     async with engine.begin() as connection:
         for call_id, (state, attempts) in states.items():
             await add_call(connection, call_id, state=state, attempts=attempts)
@@ -234,10 +240,38 @@ async def test_a_result_is_left_for_just_the_call_that_waits_for_it(engine: Asyn
                 await runs.leave_result(connection, MINE, call_id, 1, result, dispatched=1, unknown=False)
     rows = await column(engine, "calls", "array[id, state, result]")
     assert [
-        ["over", "interrupted", None],
+        ["over", "interrupted", '["first"]'],
         ["repeated", "dispatched", None],
+        ["taken", "answered_elsewhere", None],
         ["waits", "answered", '["first"]'],
     ] == rows
+
+
+async def test_a_left_result_outlives_what_its_successor_writes_unaware(engine: AsyncEngine) -> None:
+    """Promise 2: an interrupt and its revival, seen by a run that began before the result was left."""
+    await held_by_r1(engine, MINE)
+    left = Result(b'["left"]', is_error=False)
+    rows = []
+    async with engine.begin() as connection:
+        for call_id in ("c1", "c2"):
+            await add_call(connection, call_id, state="dispatched", attempts=1)
+            await runs.leave_result(connection, MINE, call_id, 3, left, dispatched=1, unknown=False)
+    for state in ("interrupted", "dispatched"):
+        async with engine.begin() as connection:
+            await write(connection, "r1", [Batch(MINE, calls=[a_call("c1", state=state, attempts=1)])])
+        rows += (await column(engine, "calls", "array[id, state, attempts::text, result]"))[:1]
+    assert [["c1", "interrupted", "3", '["left"]'], ["c1", "answered", "3", '["left"]']] == rows
+
+
+async def test_a_new_delivery_takes_the_place_of_a_left_result(engine: AsyncEngine) -> None:
+    """A person allowed one more delivery of a call whose outcome was unknown: the old one is void."""
+    await held_by_r1(engine, MINE)
+    async with engine.begin() as connection:
+        await add_call(connection, "c1", state="dispatched", attempts=1)
+        left = Result(b'["may have run"]', is_error=True)
+        await runs.leave_result(connection, MINE, "c1", 1, left, dispatched=1, unknown=True)
+        await write(connection, "r1", [Batch(MINE, calls=[a_call("c1", state="dispatched", attempts=2)])])
+    assert [["c1", "dispatched", None]] == await column(engine, "calls", "array[id, state, result]")
 
 
 async def test_the_last_attempts_of_a_run_are_over(engine: AsyncEngine) -> None:
