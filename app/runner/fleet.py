@@ -125,6 +125,7 @@ class Fleet:
         self._draining: set[asyncio.Task[None]] = set()
         self._trusted_until = 0.0
         self._losing: asyncio.TimerHandle | None = None
+        self._left_at: float | None = None
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self._pace = asyncio.Semaphore(1)
@@ -207,13 +208,8 @@ class Fleet:
         """One look at the database: who is free, what is wished, which registries changed."""
         if self.trusted_for_s() <= leases.SEND_S:
             return
-        while True:
-            async with self._engine.begin() as connection:
-                claimed = await leases.claim(connection, self.replica_id, CLAIMS_MAX)
-            for lease in claimed:
-                self._begin(lease)
-            if len(claimed) < CLAIMS_MAX:
-                break
+        while await self._claim() == CLAIMS_MAX:
+            pass
         async with self._engine.begin() as connection:
             wishes = await runs.wishes(connection, self.replica_id)
             held = await leases.held(connection, self.replica_id)
@@ -227,6 +223,25 @@ class Fleet:
                 except Exception:
                     log.exception("wish_not_brought", session_id=wish.session_id)
         await self._refresh_registries()
+
+    async def _claim(self) -> int:
+        """Take over what nobody runs: a fair share at once, and a poll later what nobody else has taken.
+
+        The first to notice a death would run everything otherwise, and nothing moves a run again.
+        """
+        now = asyncio.get_running_loop().time()
+        async with self._engine.begin() as connection:
+            free = await leases.free(connection, self.replica_id)
+            is_left = self._left_at is not None and now >= self._left_at + POLL_S
+            limit = min(CLAIMS_MAX, free.count if is_left else free.room)
+            claimed = await leases.claim(connection, self.replica_id, limit) if limit else []
+        if free.count <= len(claimed):
+            self._left_at = None
+        elif self._left_at is None:
+            self._left_at = now
+        for lease in claimed:
+            self._begin(lease)
+        return len(claimed)
 
     async def _compare(self, held: set[Lease]) -> None:
         """Give back leases that nobody runs here, and end runs whose lease is another's."""

@@ -48,6 +48,33 @@ async def renew(connection: AsyncConnection, replica_id: str) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Free:
+    """How many attachments nobody runs, and how many more the replica may hold until it has its share."""
+
+    count: int
+    room: int
+
+
+async def free(connection: AsyncConnection, replica_id: str) -> Free:
+    """Read what could be claimed. A share is what each would hold if the live replicas held equally many."""
+    row = (
+        await connection.execute(
+            text(
+                """
+                with live as (select id from replicas where expires_at > now())
+                select count(*) filter (where coalesce(a.replica_id not in (table live), true)) as free,
+                    ceil(count(*)::numeric / greatest(1, (select count(*) from live)))
+                        - count(*) filter (where a.replica_id = :replica) as room
+                from attachments a where a.status not in ('ended', 'detached')
+                """
+            ),
+            {"replica": replica_id},
+        )
+    ).one()
+    return Free(row.free, max(0, int(row.room)))
+
+
 async def claim(connection: AsyncConnection, replica_id: str, limit: int) -> list[Lease]:
     """Take up to `limit` attachments that nobody runs, raising their terms; never one twice."""
     rows = await connection.execute(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,24 @@ async def test_an_orderly_stop_hands_over_within_seconds(
             (call,) = await in_state(second, sessions[0].id, "posted")
             assert (False, 1) == (call["result"]["is_error"], len(tool.called))
             await first.stopped()
+
+
+async def test_those_that_are_left_share_what_a_stopped_replica_ran(replica: Start, upstream: Server) -> None:
+    """D-026: the first to notice would run everything otherwise, for nothing moves a run again."""
+    sessions = [upstream.create(turn(custom("lookup"))) for _ in range(12)]
+    async with Stopping(replica) as first:
+        for session in sessions:
+            await live(first.service, session.id)
+        async with replica() as second, replica():
+            await first.stopped()
+            again = [
+                await second.until(
+                    f"/sessions/{session.id}", lambda s: (s["term"], s["status"]) == (2, "live")
+                )
+                for session in sessions
+            ]
+    holders = Counter(one["replica"] for one in again)
+    assert (2, True) == (len(holders), max(holders.values()) <= 8), holders
 
 
 async def test_a_dead_replicas_sessions_are_taken_over_at_a_pace(

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.store import leases
-from app.store.leases import Lease
+from app.store.leases import Free, Lease
 from tests.store.rows import add_attachment
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +61,19 @@ async def test_a_claim_takes_at_most_its_limit_and_the_longest_waiting_first(eng
         )
     assert ["c"] == [lease.session_id for lease in await claimed(engine, limit=1)]
     assert 2 == len(await claimed(engine, limit=50))
+
+
+async def test_a_share_is_what_equal_replicas_would_hold(engine: AsyncEngine) -> None:
+    """Seven attachments and three live replicas: each may hold three, and a dead one counts for nothing."""
+    async with engine.begin() as connection:
+        for name in ("mine", "full", "empty"):
+            await leases.renew(connection, name)
+        await add_replica(connection, "dead", left_s=-1)
+        for number, holder in enumerate(("mine", "full", "full", "full", "dead", None, None)):
+            await add_attachment(connection, session_id=f"s{number}", replica_id=holder)
+        await add_attachment(connection, session_id="over", replica_id=None, status="ended")
+        shares = [await leases.free(connection, name) for name in ("mine", "full", "empty")]
+    assert [Free(3, 2), Free(3, 0), Free(3, 3)] == shares
 
 
 async def test_a_live_replica_keeps_its_attachments_and_an_expired_one_loses_them(
