@@ -74,7 +74,10 @@ async def replica(
         )
         replica_id = f"{socket.gethostname()}-{chance.token_hex(4)}"
         budgets = Budgets(engine, settings.upstream_limit_per_min, sleep=budget_sleep)
-        fleet = Fleet(replica_id, engine, secrets, wakeups, deliverer, client_for, budget_for=budgets.of)
+        fleet = Fleet(
+            replica_id, engine, secrets, wakeups, deliverer, client_for,
+            base_url=settings.base_url, budget_for=budgets.of,
+        )  # fmt: skip
         pruning = asyncio.create_task(_pruning(engine, settings), name="pruning")
         try:
             async with fleet.running():

@@ -127,6 +127,14 @@ class Settings(BaseModel):
         return self.database_url is None
 
     @property
+    def base_url(self) -> str:
+        """Where webhooks reach the service, without a slash at the end."""
+        if self.public_url is not None:
+            return self.public_url
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host  # noqa: S104 - compared only
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
     def upstream_limit_per_min(self) -> int:
         """How many requests a minute may go upstream with one credential; 0 means any number."""
         if self.upstream_requests_per_min is not None:

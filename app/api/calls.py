@@ -74,6 +74,7 @@ class CallObject(BaseModel):
     input_digest: str = Field(description="`sha256:` and the hex of the input's raw bytes.")
     state: str
     outcome_unknown: bool
+    awaits_callback: bool = Field(description="Its webhook answered 202; its result comes by callback.")
     gate: GateView | None
     decision: DecisionView | None
     attempts: int
@@ -178,6 +179,7 @@ def call_object(call: CallView) -> dict[str, Any]:
         "input_digest": digest(raw_input),
         "state": call.state,
         "outcome_unknown": call.outcome_unknown,
+        "awaits_callback": call.awaits_callback,
         "gate": gate,
         "decision": decision,
         "attempts": call.attempts,

@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
 
 from app.api.access import SCHEME
+from app.api.callbacks import TOKEN_SCHEME
 from app.api.problems import CODES, ProblemBody
 
 DESCRIPTION: Final = (
@@ -51,7 +52,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     problem["properties"]["code"]["enum"] = sorted(CODES)
     schemas["ProblemBody"] = problem
     document["components"]["securitySchemes"] = {
-        SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "bsk_…"}
+        SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "bsk_…"},
+        TOKEN_SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "cbt.…"},
     }
     for path in document["paths"].values():
         for method in _METHODS:

@@ -6,6 +6,7 @@ so that a version can leave alone the states of a later one.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
@@ -30,6 +31,9 @@ State = Literal[
 ]
 
 STATES: Final[frozenset[str]] = frozenset(get_args(State))
+
+WEBHOOK_ID_CHARS: Final = 26
+"""How much of the digest a `webhook-id` carries, in characters of base32."""
 
 END_STATES: Final[frozenset[str]] = frozenset(
     {
@@ -117,7 +121,8 @@ class Call:
 
     `asked_at` is when upstream asked again for a call that an interrupt had closed, in seconds since 1970; it
     is not stored. `detail` says in a sentence why a call ended so. `attempts` counts deliveries, `episodes`
-    those whose outcome was never learnt, the one under way included.
+    those whose outcome was never learnt, the one under way included. `awaits_callback` marks a `dispatched`
+    call whose tool has answered 202; it is not stored, for the delivery says so.
     """
 
     id: str
@@ -133,6 +138,7 @@ class Call:
     attempts: int = 0
     episodes: int = 0
     outcome_unknown: bool = False
+    awaits_callback: bool = False
     result: Result | None = None
     posted: bool = False
     detail: str | None = None
@@ -172,3 +178,9 @@ class Call:
 def digest(input_: bytes) -> str:
     """`sha256:<hex>` of the input's raw bytes: what a person saw is what runs."""
     return "sha256:" + hashlib.sha256(input_).hexdigest()
+
+
+def webhook_id(tenant: str, session_id: str, call_id: str) -> str:
+    """The `webhook-id` of a call: the same from every replica, for ever."""
+    identity = "\0".join((tenant, session_id, call_id)).encode()
+    return "call_" + base64.b32encode(hashlib.sha256(identity).digest()).decode()[:WEBHOOK_ID_CHARS].lower()

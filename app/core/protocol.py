@@ -217,6 +217,14 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
+class Promised:
+    """The tool answered 202: its result comes later, and nothing is under way here. `attempts` as above."""
+
+    call_id: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """A send ended: accepted when `failure` is None. `number` is that of its `Send`."""
 
@@ -263,6 +271,7 @@ Notice = (
     | Wanted
     | Orphaned
     | Delivered
+    | Promised
     | Sent
     | Looked
     | DetachRequested
@@ -313,7 +322,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A call is `dispatched` again whose delivery an earlier run began.
+    """A `dispatched` call has nothing under way here: an earlier run delivered it, or its tool calls back.
 
     Report its result with `Delivered`, or `Orphaned` once nobody is left who could.
     """

@@ -16,7 +16,7 @@ from app.core.gate import UNREAD, judge, tool_gate
 from app.core.ledger import Ledger, Remembered
 from app.core.outgoing import error_result
 from app.core.posting import covers
-from app.core.protocol import Deliver, Delivered, RefuseDecision, Settings, Watch
+from app.core.protocol import Deliver, Delivered, Promised, RefuseDecision, Settings, Watch
 from app.core.sending import Sends
 from app.core.tools import Tool
 
@@ -161,15 +161,21 @@ class Router:
         if self.is_stopping:
             return True
         # A delivery of an earlier run may still be under way elsewhere, unless it is known not to be.
-        busy = self._ledger.running | (self._ledger.in_state["dispatched"].keys() - set(self._orphans))
+        calls = self._ledger.calls
+        elsewhere = self._ledger.in_state["dispatched"].keys() - set(self._orphans)
+        promised = {call_id for call_id in elsewhere if calls[call_id].awaits_callback}
+        busy = self._ledger.running | (elsewhere - promised)
         if len(busy) >= self.settings.concurrency:
             return True
         # One at a time means strict order: the next call starts once this one's post was attempted.
-        calls = self._ledger.calls.values()
-        return self.settings.concurrency == 1 and any(self._sends.is_on_its_way(call) for call in calls)
+        is_strict = self.settings.concurrency == 1
+        return is_strict and (bool(promised) or any(map(self._sends.is_on_its_way, calls.values())))
 
     def _deliver(self, call: Call, tool: Tool) -> None:
-        call = replace(call, attempts=call.attempts + 1, episodes=call.episodes + 1, outcome_unknown=False)
+        call = replace(
+            call, attempts=call.attempts + 1, episodes=call.episodes + 1, outcome_unknown=False,
+            awaits_callback=False,
+        )  # fmt: skip
         call = self._ledger.save(call, "dispatched")
         self._ledger.running.add(call.id)
         self._ledger.emit(Deliver(call, tool))
@@ -181,8 +187,9 @@ class Router:
         if call is None or call.result is not None:
             return
         call = replace(
-            call, result=notice.result, attempts=notice.attempts, outcome_unknown=notice.outcome_unknown
-        )
+            call, result=notice.result, attempts=notice.attempts, outcome_unknown=notice.outcome_unknown,
+            awaits_callback=False,
+        )  # fmt: skip
         tool = self.tools.get(call.tool)
         if call.is_over:
             self._ledger.amend(call)
@@ -192,6 +199,14 @@ class Router:
                 self._ledger.save(replace(call, gate=gate, decision=None), "held")
             else:
                 self._sends.answer(call, notice.result)
+
+    def promised(self, notice: Promised) -> None:
+        """The tool took the call and reports its result later; the slot is free meanwhile."""
+        self._ledger.running.discard(notice.call_id)
+        call = self._ledger.calls.get(notice.call_id)
+        if call is not None and call.state == "dispatched":
+            self._ledger.save(replace(call, attempts=notice.attempts, awaits_callback=True), "dispatched")
+            self._ledger.emit(Watch(call.id))
 
     def orphaned(self, call_id: str, *, is_unsent: bool) -> None:
         """A delivery of an earlier run will not report any more; one that never left is queued again."""
@@ -205,6 +220,9 @@ class Router:
     def _redeliver(self, call: Call) -> None:
         tool = self._tool(call)
         is_open = tool is not None and (tool_gate(tool) is None or call.confirmation == "allow")
+        if call.awaits_callback:
+            self._give_up(call, tool)
+            return
         is_spent = call.episodes >= EPISODES_MAX
         if tool is not None and tool.enabled and tool.retry == "safe" and is_open and not is_spent:
             self._deliver(call, tool)
@@ -220,6 +238,15 @@ class Router:
                 "Check before calling it again."
             )
         self.delivered(Delivered(call.id, error_result(text), call.attempts, outcome_unknown=True))
+
+    def _give_up(self, call: Call, tool: Tool | None) -> None:
+        """The tool promised a result and its time for it is over."""
+        text = (
+            f"The tool {call.tool!r} accepted the call and promised a result, but reported none in time. "
+            "It may have run, and may still. Check before calling it again."
+        )
+        is_unknown = tool is None or tool.retry != "safe"
+        self.delivered(Delivered(call.id, error_result(text), call.attempts, outcome_unknown=is_unknown))
 
     # ---- decisions and verdicts
 

@@ -130,6 +130,8 @@ class SessionMachine:
                 self._router.decided(notice.call_id, notice.decision)
             case p.Delivered():
                 self._router.delivered(notice)
+            case p.Promised():
+                self._router.promised(notice)
             case p.Orphaned():
                 self._router.orphaned(notice.call_id, is_unsent=notice.is_unsent)
             case p.Sent():

@@ -13,8 +13,10 @@ class Tool:
     """A webhook that serves calls of one name for one tenant.
 
     Times are in seconds, sizes in bytes or characters. `timeout_s` is one wall clock over all attempts
-    of a call; `attempt_timeout_s` bounds one of them. `secrets` are raw signing keys, newest first; every
-    one of them signs. `version` rises with each change of the registration.
+    of a call; `attempt_timeout_s` bounds one of them. A tool that answers 202 has `callback_timeout_s` from
+    then on to report its result, and each word of progress grants as much again, up to
+    `callback_timeout_max_s` in all; with 0 it may not answer so. `secrets` are raw signing keys, newest
+    first; every one of them signs. `version` rises with each change of the registration.
     """
 
     name: str
@@ -25,6 +27,8 @@ class Tool:
     retry: Retry = "connect_only"
     on_unknown: Literal["answer", "ask"] = "answer"
     gate: Literal["upstream", "ask"] = "upstream"
+    callback_timeout_s: float = 3600.0
+    callback_timeout_max_s: float = 86_400.0
     concurrency: int = 32
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     enabled: bool = True

@@ -20,7 +20,9 @@ from app.core.calls import Call
 from app.core.retry import wait_s
 from app.core.tools import Tool
 from app.logs import logger
+from app.runner import callbacks
 from app.runner.budget import UNLIMITED, Budget, Unlimited
+from app.runner.callbacks import Callbacks
 from app.store import runs
 from app.store.batches import AttemptEnd, AttemptStart, Batch
 from app.store.budgets import Priority
@@ -30,7 +32,6 @@ from app.store.writer import Writer
 from app.upstream.client import UpstreamClient
 from app.upstream.failures import UpstreamError
 from app.webhooks.delivery import AttemptReport, Deliverer, DeliveryRequest
-from app.webhooks.wire import build_body
 
 STREAM_BUFFER_MAX: Final = 10_000
 """How many events are buffered while history is read; then upstream is read no further."""
@@ -39,6 +40,8 @@ LOOK_EVERY_S: Final = 2.0
 RETRIEVE_REQUESTS: Final = 2
 """What a RETRIEVE asks for: the session, and its environment."""
 ORPHANS_EVERY_S: Final = 1.0
+CALLBACKS_EVERY_S: Final = 60.0
+"""How late a report may be found that no wish has told of."""
 TRUST_POLL_S: Final = 0.2
 SLOT_WAIT_S: Final = 1.0
 """A delivery that waited longer for a slot of its tool has its deadline noted again."""
@@ -74,6 +77,7 @@ class Parts:
     engine: AsyncEngine
     writer: Writer
     deliverer: Deliverer
+    callbacks: Callbacks
     trusted_for_s: Callable[[], float]
     draw: Callable[[], float]
     budget: Budget | Unlimited = UNLIMITED
@@ -115,6 +119,8 @@ class Errands:
         self._has_left = False
         self._outcomes: dict[str, tuple[int, p.Delivered]] = {}
         self._unstarted: set[tuple[str, int]] = set()
+        self._promised: set[str] = set()
+        self._has_news = asyncio.Event()
         self._is_connecting = False
         self._single: dict[str, asyncio.Task[None]] = {}
         self._sends: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -160,6 +166,10 @@ class Errands:
     def are_sends_leaving(self) -> bool:
         return bool(self._leaving)
 
+    def look_again(self) -> None:
+        """Something was wished: a tool may have reported."""
+        self._has_news.set()
+
     def kept(self, call_id: str) -> None:
         """The result of the call's delivery is stored."""
         self._outcomes.pop(call_id, None)
@@ -187,7 +197,7 @@ class Errands:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-        await self._leave_results(abandoned=tasks.keys() - self._outcomes.keys())
+        await self._leave_results(abandoned=tasks.keys() - self._outcomes.keys() - self._promised)
 
     async def _leave_results(self, *, abandoned: Collection[str]) -> None:
         """Leave all that is known to the next run, patiently while the database is away."""
@@ -377,27 +387,47 @@ class Errands:
     async def _deliver(self, call: Call, tool: Tool) -> None:
         lease = self._lease
         body: bytes | None = None
+        key_id: str | None = None
         url: str | None = None
         if call.attempts > 1:
             async with self._parts.engine.connect() as connection:
-                body = await runs.body(connection, lease, call.id)
+                body, key_id = await runs.body(connection, lease, call.id)
                 url = await runs.url_of_earlier(connection, lease, call.id, call.attempts)
         if body is None:
-            body = build_body(call, lease.session_id)
+            body, key_id = self._parts.callbacks.body(call, tool, lease)
+        body = self._parts.callbacks.sent(body, key_id, call, lease)
         request = DeliveryRequest(lease.tenant, lease.session_id, call, tool, body, call.attempts)
         try:
             outcome = await self._parts.deliverer.deliver(request, _AttemptLog(self, call, tool, url))
         except _NotStartedError:
             self._unstarted.add((call.id, call.attempts))
             return
+        if outcome.result is None:
+            await self._promise(p.Promised(call.id, outcome.attempts))
+            return
         notice = p.Delivered(
             call.id, outcome.result, outcome.attempts, outcome_unknown=outcome.outcome_unknown
         )
+        if outcome.code is not None:
+            notice = await self._reported(call.id) or notice
         self._outcomes[call.id] = call.attempts, notice
         if self._has_left:
             await self._leave_results(abandoned=())
         else:
             await self._inbox.put(notice)
+
+    async def _promise(self, notice: p.Promised) -> None:
+        self._promised.add(notice.call_id)
+        if self._has_left:
+            await self._leave_results(abandoned=())
+        else:
+            await self._inbox.put(notice)
+
+    async def _reported(self, call_id: str) -> p.Delivered | None:
+        """What the tool reported of a call by callback, if it has: no fault of its endpoint undoes that."""
+        async with self._parts.engine.connect() as connection:
+            backs = await runs.called_back(connection, self._lease, [call_id])
+        return callbacks.delivered(backs[0], self.tools) if backs else None
 
     async def start_attempt(self, start: AttemptStart, *, is_first: bool, is_noted: bool) -> None:
         """Let an attempt leave: under a lease that holds, and once the store knows of it.
@@ -429,11 +459,17 @@ class Errands:
             self._start(self._single, f"watch {self._watches}", self._watch_orphans(set(orphans)))
 
     async def _watch_orphans(self, orphans: set[str]) -> None:
-        """Wait while whoever delivers a call of an earlier run may still report; then say that none will."""
+        """Wait while whoever delivers a call may still report, or its tool; then say that none will."""
         while orphans:
+            self._has_news.clear()
             async with self._parts.engine.connect() as connection:
+                # In this order: a report that came before its time was over is never missed.
                 waiting = await runs.orphans(connection, self._lease, orphans)
+                backs = await runs.called_back(connection, self._lease, orphans)
                 others = await runs.recall(connection, self._lease, orphans - waiting.keys())
+            for back in backs:
+                waiting.pop(back.call_id, None)
+                await self._inbox.put(callbacks.delivered(back, self.tools))
             for call in others.values():
                 if call.state == "queued":
                     await self._inbox.put(p.Orphaned(call.id, is_unsent=True))
@@ -441,12 +477,14 @@ class Errands:
                     unknown = call.outcome_unknown
                     notice = p.Delivered(call.id, call.result, call.attempts, outcome_unknown=unknown)
                     await self._inbox.put(notice)
-            for call_id, may_report in waiting.items():
-                if not may_report:
-                    await self._inbox.put(p.Orphaned(call_id))
-            orphans = {call_id for call_id, may_report in waiting.items() if may_report}
+            left_s = {call_id: seconds for call_id, seconds in waiting.items() if seconds is not None}
+            for call_id in waiting.keys() - left_s.keys():
+                await self._inbox.put(p.Orphaned(call_id))
+            orphans = set(left_s)
             if orphans:
-                await asyncio.sleep(ORPHANS_EVERY_S)
+                pause_s = min(CALLBACKS_EVERY_S, max(ORPHANS_EVERY_S, min(left_s.values())))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_news.wait(), pause_s)
 
 
 class _NotStartedError(Exception):
@@ -481,7 +519,11 @@ class _AttemptLog:
         return self._tool.url
 
     async def finished(self, report: AttemptReport) -> None:
-        end = AttemptEnd(self._call.id, report.attempt, report.http_status, report.code, report.reply_body)
+        end = AttemptEnd(
+            self._call.id, report.attempt, report.http_status, report.code, report.reply_body,
+            callback_s=self._tool.callback_timeout_s if report.is_promise else None,
+            callback_max_s=self._tool.callback_timeout_max_s if report.is_promise else None,
+        )  # fmt: skip
         self._errands.ended.append(end)
         self._has_arrived = self._has_arrived or report.was_written
         if not report.was_written:

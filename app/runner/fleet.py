@@ -19,6 +19,7 @@ from app.core import protocol as p
 from app.core.tools import Tool
 from app.logs import logger
 from app.runner.budget import UNLIMITED, Budget, Unlimited
+from app.runner.callbacks import Callbacks
 from app.runner.errands import Parts
 from app.runner.runner import DefectError, SessionRunner
 from app.store import leases, runs
@@ -95,7 +96,8 @@ class Fleet:
     """All runs of one replica.
 
     `client_for` makes the upstream client of an attachment from its tenant, credential name and extra
-    headers; it returns None when there is no such credential. `budget_for` gives the budget of a tenant's
+    headers; it returns None when there is no such credential. Tools reach the service at `base_url`.
+    `budget_for` gives the budget of a tenant's
     credential.
     """
 
@@ -108,6 +110,7 @@ class Fleet:
         deliverer: Deliverer,
         client_for: Callable[[str, str, Mapping[str, str]], UpstreamClient | None],
         *,
+        base_url: str = "http://127.0.0.1:8080",
         budget_for: Callable[[str, str], Budget | Unlimited] = lambda *_: UNLIMITED,
         draw: Callable[[], float] = random.random,
     ) -> None:
@@ -118,7 +121,8 @@ class Fleet:
         self._client_for = client_for
         self._budget_for = budget_for
         self._writer = Writer(engine, replica_id)
-        self._parts = Parts(replica_id, engine, self._writer, deliverer, self.trusted_for_s, draw)
+        callbacks = Callbacks(base_url, secrets)
+        self._parts = Parts(replica_id, engine, self._writer, deliverer, callbacks, self.trusted_for_s, draw)
         self._runs: dict[tuple[str, str], _Run] = {}
         self._registries: dict[str, _Registry] = {}
         self._defects = _Defects()

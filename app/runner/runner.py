@@ -26,7 +26,6 @@ from app.store.batches import AttemptStart, Batch, ContradictionError
 from app.store.database import is_unavailable
 from app.store.leases import SEND_S, Lease, LeaseLostError
 from app.upstream.client import UpstreamClient
-from app.webhooks.wire import build_body
 
 INBOX_MAX: Final = 2_000
 """How many notices may wait for the loop; whoever brings more waits."""
@@ -100,6 +99,7 @@ class SessionRunner:
     def wish(self, notices: Sequence[p.Notice], number: int) -> None:
         """Bring what is wished of the attachment. A later wish contains the earlier ones."""
         self._told, self._told_wish = list(notices), number
+        self._errands.look_again()
         self._wake()
 
     def change_tools(self, tools: Mapping[str, Tool]) -> None:
@@ -286,7 +286,8 @@ class SessionRunner:
                     call = effect.call
                     batch.started.append(AttemptStart(call.id, call.attempts, effect.tool))
                     if call.attempts == 1:
-                        batch.bodies.append((call.id, build_body(call, self.lease.session_id)))
+                        body = self._parts.callbacks.body(call, effect.tool, self.lease)
+                        batch.bodies.append((call.id, *body))
                 case p.End():
                     batch.end = effect
                 case _:

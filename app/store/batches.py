@@ -31,13 +31,18 @@ class AttemptStart:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """How a delivery attempt went. `reply` is what came back; `at` when, by the event loop's clock."""
+    """How a delivery attempt went. `reply` is what came back; `at` when, by the event loop's clock.
+
+    After a 202 the tool has `callback_s` to report, with all its extensions `callback_max_s`.
+    """
 
     call_id: str
     attempt: int
     http_status: int | None
     code: str | None
     reply: bytes
+    callback_s: float | None = None
+    callback_max_s: float | None = None
     at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     @property
@@ -47,7 +52,10 @@ class AttemptEnd:
 
 @dataclass(slots=True)
 class Batch:
-    """What one run writes at once. `idle_left_s` is the countdown's rest when `progress` has one."""
+    """What one run writes at once. `idle_left_s` is the countdown's rest when `progress` has one.
+
+    `bodies` are by call, each with the id of the key that derives the token of its callback.
+    """
 
     lease: Lease
     calls: list[Call] = field(default_factory=list)
@@ -55,7 +63,7 @@ class Batch:
     refusals: list[RefuseDecision] = field(default_factory=list)
     reopened: list[str] = field(default_factory=list)
     moved: list[Call] = field(default_factory=list)
-    bodies: list[tuple[str, bytes]] = field(default_factory=list)
+    bodies: list[tuple[str, bytes, str | None]] = field(default_factory=list)
     started: list[AttemptStart] = field(default_factory=list)
     ended: list[AttemptEnd] = field(default_factory=list)
     messages: list[Snapshot] = field(default_factory=list)
@@ -142,8 +150,8 @@ def _calls(batches: Sequence[Batch]) -> _Rows:
                 attempts=call.attempts, result=call.result and call.result.content.decode(),
                 is_error=call.result and call.result.is_error, posted=call.posted, detail=call.detail,
             )  # fmt: skip
-        for call_id, body in batch.bodies:
-            bodies.add(batch.lease, call_id=call_id, body=body)
+        for call_id, body, key_id in batch.bodies:
+            bodies.add(batch.lease, call_id=call_id, body=body, key_id=key_id)
     return [(st.SAVE_CALLS, calls), (st.KEEP_BODIES, bodies)]
 
 
@@ -200,7 +208,8 @@ def _attempts(batches: Sequence[Batch]) -> _Rows:
         for end in batch.ended:
             ended.add(
                 batch.lease, call_id=end.call_id, attempt=end.attempt, http_status=end.http_status,
-                code=end.code, reply=end.reply, age_s=end.age_s,
+                code=end.code, reply=end.reply, age_s=end.age_s, callback_s=end.callback_s,
+                callback_max_s=end.callback_max_s,
             )  # fmt: skip
     return [(st.START_ATTEMPTS, started), (st.END_ATTEMPTS, ended)]
 

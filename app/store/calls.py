@@ -58,6 +58,7 @@ class CallView:
     input: str
     state: str
     outcome_unknown: bool
+    awaits_callback: bool
     gate: Gate | None
     decision: Decision | None
     attempts: int
@@ -201,7 +202,13 @@ def _shown() -> Select[Any]:
         .limit(1)
         .correlate(_calls)
     )
-    return select(_calls, shown).select_from(_calls.outerjoin(shown, true()))
+    d = tables.deliveries
+    is_its = (d.c.tenant == _calls.c.tenant) & (d.c.session_id == _calls.c.session_id)
+    promise = select(d.c.attempt).where(
+        is_its, d.c.call_id == _calls.c.id, d.c.attempt >= _calls.c.attempts, d.c.callback_s.is_not(None)
+    )
+    awaits = and_(_calls.c.state == "dispatched", promise.correlate(_calls).exists())
+    return select(_calls, shown, awaits.label("awaits_callback")).select_from(_calls.outerjoin(shown, true()))
 
 
 def _call(row: Row[Any]) -> CallView:
@@ -229,6 +236,7 @@ def _call(row: Row[Any]) -> CallView:
         input=row.input,
         state=row.state,
         outcome_unknown=row.outcome_unknown,
+        awaits_callback=row.awaits_callback,
         gate=gate,
         decision=decision,
         attempts=row.attempts,

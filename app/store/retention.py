@@ -54,6 +54,7 @@ class Pruned:
     messages: int = 0
     deliveries: int = 0
     bodies: int = 0
+    callbacks: int = 0
     is_complete: bool = False
 
     @property
@@ -141,9 +142,13 @@ _DELIVERIES: Final = text(
                 limit 1
             ) b
         )) returning 1
+    ), gone_callbacks as (
+        delete from callbacks using due where callbacks.tenant = due.tenant
+            and callbacks.session_id = due.session_id and callbacks.call_id = due.call_id returning 1
     )
     select count(*) as looked, max(looked.started_at) as last, (select count(*) from gone) as deliveries,
-        (select count(*) from gone_bodies) as bodies
+        (select count(*) from gone_bodies) as bodies,
+        (select count(*) from gone_callbacks) as callbacks
     from looked
     """
 )
@@ -152,7 +157,7 @@ _DELIVERIES: Final = text(
 async def _deliveries(connection: AsyncConnection, days: int, cursor: _Cursor) -> _Step:
     values = {"days": days, "cursor": cursor[0], "rows": ROWS_MAX}
     row = (await connection.execute(_DELIVERIES, values)).one()
-    removed = {"deliveries": row.deliveries, "bodies": row.bodies}
+    removed = {"deliveries": row.deliveries, "bodies": row.bodies, "callbacks": row.callbacks}
     if row.looked < ROWS_MAX:
         return _Step(removed, None)
     # The last one's time is looked at again, as others may share it: once, if all of those stay.
@@ -201,9 +206,13 @@ _CALLS: Final = text(
                 where b.tenant = due.tenant and b.session_id = due.session_id and b.call_id = due.id limit 1
             ) b
         )) returning 1
+    ), gone_callbacks as (
+        delete from callbacks using due where callbacks.tenant = due.tenant
+            and callbacks.session_id = due.session_id and callbacks.call_id = due.id returning 1
     )
     select (select count(*) from gone) as calls, (select count(*) from gone_deliveries) as deliveries,
-        (select count(*) from gone_bodies) as bodies
+        (select count(*) from gone_bodies) as bodies,
+        (select count(*) from gone_callbacks) as callbacks
     """
 )
 _MESSAGES: Final = text(

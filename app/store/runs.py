@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
@@ -89,7 +90,7 @@ async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> S
     return Start(
         settings=msgspec.json.decode(row.settings, type=attachments.Settings),
         extra_headers=await attachments.load_extra_headers(connection, secrets, *key),
-        calls=tuple(_unruled(_call(call, *numbered.get(call.id, (0, 0)))) for call in open_),
+        calls=tuple(_unruled(_call(call, *numbered.get(call.id, (0, 0, False)))) for call in open_),
         over=tuple(_call(call) for call in reversed(over.all())),
         progress=protocol.Progress(
             status=row.status,
@@ -152,14 +153,14 @@ async def recall(connection: AsyncConnection, lease: Lease, ids: Collection[str]
     return {row.id: _call(row) for row in rows}
 
 
-async def body(connection: AsyncConnection, lease: Lease, call_id: str) -> bytes | None:
-    """Read what earlier deliveries of the call sent."""
+async def body(connection: AsyncConnection, lease: Lease, call_id: str) -> tuple[bytes | None, str | None]:
+    """Read what earlier deliveries of the call sent, and the key of its callback's token."""
     b = tables.bodies
-    query = select(b.c.body).where(
+    query = select(b.c.body, b.c.key_id).where(
         b.c.tenant == lease.tenant, b.c.session_id == lease.session_id, b.c.call_id == call_id
     )
-    found: bytes | None = await connection.scalar(query)
-    return found
+    row = (await connection.execute(query)).one_or_none()
+    return (None, None) if row is None else (row.body, row.key_id)
 
 
 async def url_of_earlier(connection: AsyncConnection, lease: Lease, call_id: str, attempt: int) -> str | None:
@@ -182,18 +183,21 @@ async def url_of_earlier(connection: AsyncConnection, lease: Lease, call_id: str
     return found
 
 
-async def orphans(connection: AsyncConnection, lease: Lease, ids: Collection[str]) -> dict[str, bool]:
-    """Say of `dispatched` calls of an earlier run whether their delivery may still report.
+async def orphans(connection: AsyncConnection, lease: Lease, ids: Collection[str]) -> dict[str, float | None]:
+    """Say of `dispatched` calls that nobody here delivers for how many seconds they may still report.
 
-    It may until its deadline, while the replica that began it lives and has not given it up. That an attempt
-    has ended says nothing: another may follow.
+    A delivery may until its deadline, while the replica that began it lives and has not given it up: 0, for
+    it may end at any moment. That an attempt has ended says nothing: another may follow. A tool that has
+    answered 202 may until the deadline of its callback. None: nobody will.
     Calls that are `dispatched` no more are left out: their delivery has stored its result.
     """
     rows = await connection.execute(
         text(
             """
-            select c.id, bool_or(d.deadline_at > now() and r.expires_at > now())
-                and not coalesce(bool_or(d.code = 'abandoned'), false) as may_report
+            select c.id, bool_or(d.deadline_at > now() and (r.expires_at > now() or d.callback_s is not null))
+                and not coalesce(bool_or(d.code = 'abandoned'), false) as may_report,
+                extract(epoch from max(d.deadline_at) filter (where d.callback_s is not null) - now())
+                    as left_s
             from calls c
             left join deliveries d on d.tenant = c.tenant and d.session_id = c.session_id
                 and d.call_id = c.id and d.attempt >= c.attempts
@@ -205,7 +209,33 @@ async def orphans(connection: AsyncConnection, lease: Lease, ids: Collection[str
         ),
         {"tenant": lease.tenant, "session_id": lease.session_id, "ids": list(ids)},
     )
-    return {row.id: bool(row.may_report) for row in rows}
+    return {row.id: float(row.left_s or 0.0) if row.may_report else None for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """The result that a tool reported after its 202, as it came; `attempts` have been made of the call."""
+
+    call_id: str
+    tool: str
+    attempts: int
+    body: bytes
+    content_type: str
+
+
+async def called_back(connection: AsyncConnection, lease: Lease, ids: Collection[str]) -> Sequence[Callback]:
+    """Read what tools have reported of these calls, as far as they are `dispatched`."""
+    b, c = tables.callbacks, _calls
+    is_call = (b.c.tenant == c.c.tenant) & (b.c.session_id == c.c.session_id) & (b.c.call_id == c.c.id)
+    rows = await connection.execute(
+        select(c.c.id, c.c.tool, c.c.attempts, b.c.body, b.c.content_type)
+        .select_from(c.join(b, is_call))
+        .where(
+            c.c.tenant == lease.tenant, c.c.session_id == lease.session_id, c.c.id.in_(ids),
+            c.c.state == "dispatched",
+        )
+    )  # fmt: skip
+    return [Callback(row.id, row.tool, row.attempts, row.body, row.content_type) for row in rows]
 
 
 async def leave_result(
@@ -287,6 +317,16 @@ async def leave_attempts(
             .where(mine, d.c.call_id == end.call_id, d.c.attempt == end.attempt)
             .values(finished_at=func.now(), http_status=end.http_status, code=end.code, reply=end.reply)
         )
+        if end.callback_s is not None and end.callback_max_s is not None:
+            await connection.execute(
+                update(d)
+                .where(owned, d.c.call_id == end.call_id, d.c.attempt == end.attempt)
+                .values(
+                    callback_s=end.callback_s,
+                    deadline_at=func.now() + timedelta(seconds=end.callback_s),
+                    deadline_max_at=func.now() + timedelta(seconds=end.callback_max_s),
+                )
+            )
     calls = list(abandoned)
     if calls:
         # The last one, also when it has ended and another would have followed.
@@ -330,26 +370,27 @@ def _with_decision(key: tuple[str, str]) -> Any:
     )
 
 
-async def _attempts(connection: AsyncConnection, key: tuple[str, str]) -> dict[str, tuple[int, int]]:
-    """The number of the last attempt of each open call, and how many episodes were lost.
+async def _attempts(connection: AsyncConnection, key: tuple[str, str]) -> dict[str, tuple[int, int, bool]]:
+    """The last attempt of each open call, how many episodes were lost, and whether the last one was a 202.
 
     Retries within one episode have numbers too; all of them but the last were noted with how they went. One
     that an orderly stop abandoned is nobody's fault.
     """
     d = tables.deliveries
-    is_lost = d.c.finished_at.is_(None) | d.c.code.is_(None)
+    is_lost = (d.c.finished_at.is_(None) | d.c.code.is_(None)) & d.c.callback_s.is_(None)
+    is_promised = func.bool_or((d.c.attempt >= _calls.c.attempts) & d.c.callback_s.is_not(None))
     rows = await connection.execute(
         select(d.c.call_id, func.max(d.c.attempt).label("attempt"),
-               func.count().filter(is_lost).label("lost"))
+               func.count().filter(is_lost).label("lost"), is_promised.label("is_promised"))
         .join(_calls, (_calls.c.tenant == d.c.tenant) & (_calls.c.session_id == d.c.session_id)
               & (_calls.c.id == d.c.call_id))
         .where(_calls.c.tenant == key[0], _calls.c.session_id == key[1], _calls.c.state.not_in(END_STATES))
         .group_by(d.c.call_id)
     )  # fmt: skip
-    return {row.call_id: (row.attempt, row.lost) for row in rows}
+    return {row.call_id: (row.attempt, row.lost, row.is_promised) for row in rows}
 
 
-def _call(row: Row[Any], attempts: int = 0, episodes: int = 0) -> Call:
+def _call(row: Row[Any], attempts: int = 0, episodes: int = 0, is_promised: bool = False) -> Call:
     result = None if row.result is None else Result(row.result.encode(), bool(row.is_error))
     gate = None if row.gate_by is None else Gate(row.gate_by, row.permission, row.gate_reason)
     return Call(
@@ -366,6 +407,7 @@ def _call(row: Row[Any], attempts: int = 0, episodes: int = 0) -> Call:
         attempts=max(row.attempts, attempts),
         episodes=episodes,
         outcome_unknown=row.outcome_unknown,
+        awaits_callback=is_promised and row.state == "dispatched",
         result=result,
         posted=row.posted,
         detail=row.detail,

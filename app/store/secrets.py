@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import hmac
 import json
 import os
 from collections.abc import Sequence
@@ -32,7 +34,22 @@ class Secrets:
         if not keys or any(len(key) != KEY_BYTES for key in keys):
             raise ValueError(f"at least one key of {KEY_BYTES} bytes is needed")
         self._ciphers = {_key_id(key): AESGCM(key) for key in keys}
+        self._signers = {
+            _key_id(key).hex(): hmac.digest(key, b"bascule callback tokens", "sha256") for key in keys
+        }
         self._writer = _key_id(keys[0])
+
+    @property
+    def key_id(self) -> str:
+        """Names the key that writes."""
+        return self._writer.hex()
+
+    def mac(self, text: str, key_id: str) -> str | None:
+        """Authenticate a text, in base64url: under a key derived from the named one, None if that is gone."""
+        signer = self._signers.get(key_id)
+        if signer is None:
+            return None
+        return base64.urlsafe_b64encode(hmac.digest(signer, text.encode(), "sha256")).decode().rstrip("=")
 
     def encrypt(self, plain: bytes, *, column: str, row: Sequence[str]) -> bytes:
         """Seal a value for a column (`table.column`) and the primary key of its row."""

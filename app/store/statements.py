@@ -157,6 +157,7 @@ KEEP_BODIES: Final = Bulk.of(
     "insert into bodies ({names}) select {names} from {rows} on conflict do nothing",
     **_ONE_CALL,
     body="bytea",
+    key_id="text",
 )
 
 START_ATTEMPTS: Final = Bulk.of(
@@ -176,7 +177,9 @@ START_ATTEMPTS: Final = Bulk.of(
 END_ATTEMPTS: Final = Bulk.of(
     f"""
     update deliveries d set http_status = w.http_status, code = w.code, reply = w.reply,
-        finished_at = greatest(d.started_at, now() - make_interval(secs => w.age_s))
+        finished_at = greatest(d.started_at, now() - make_interval(secs => w.age_s)),
+        callback_s = w.callback_s, deadline_max_at = now() + make_interval(secs => w.callback_max_s),
+        deadline_at = coalesce(now() + make_interval(secs => w.callback_s), d.deadline_at)
     from {{rows}} where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.attempt = w.attempt
     """,
     **_ONE_CALL,
@@ -185,6 +188,8 @@ END_ATTEMPTS: Final = Bulk.of(
     code="text",
     reply="bytea",
     age_s="double precision",
+    callback_s="double precision",
+    callback_max_s="double precision",
 )
 
 _MESSAGE: Final = {

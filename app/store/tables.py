@@ -223,6 +223,8 @@ deliveries = Table(
     Column("url", Text, comment="where it goes; null before this was noted"),
     _now("started_at"),
     Column("deadline_at", DateTime(timezone=True), nullable=False, comment="when it cannot report any more"),
+    Column("callback_s", Double, comment="after a 202: what each word of progress grants"),
+    Column("deadline_max_at", DateTime(timezone=True), comment="after a 202: no progress extends beyond"),
     Column("finished_at", DateTime(timezone=True)),
     Column("http_status", Integer),
     Column("code", Text, comment="a code of the closed set in docs/errors.md, null when a result was read"),
@@ -237,7 +239,20 @@ bodies = Table(
     Column("tenant", Text, nullable=False),
     Column("session_id", Text, nullable=False),
     Column("call_id", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False, comment="what each delivery of the call sends"),
+    Column("body", LargeBinary, nullable=False, comment="what each delivery sends, but for the token"),
+    Column("key_id", Text, comment="of the key that derives the token of its callback"),
+    PrimaryKeyConstraint("tenant", "session_id", "call_id"),
+)
+
+callbacks = Table(
+    "callbacks",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("call_id", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False, comment="the result as the tool reported it"),
+    Column("content_type", Text, nullable=False),
+    _now("received_at"),
     PrimaryKeyConstraint("tenant", "session_id", "call_id"),
 )
 

@@ -270,6 +270,8 @@ _TOOL_MEMBERS: Final = (
     "retry",
     "on_unknown",
     "gate",
+    "callback_timeout_s",
+    "callback_timeout_max_s",
     "concurrency",
     "enabled",
     "reply_bytes_max",

@@ -17,7 +17,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final, Literal, Protocol
 
-from app.core.calls import Call, Result
+from app.core.calls import Call, Result, webhook_id
 from app.core.retry import backoff_s, wait_s
 from app.core.tools import Tool
 from app.webhooks import wire
@@ -80,7 +80,7 @@ class AttemptReport:
 
     Times are in milliseconds of the monotonic clock. `code` is None if a reply kept the contract.
     `reply_excerpt` is the beginning of the reply, at most 2,048 characters, as one line without secrets;
-    `reply_body` is what was read of it, as it came, and may hold anything.
+    `reply_body` is what was read of it, as it came, and may hold anything. `is_promise`: a 202.
     """
 
     attempt: int
@@ -90,6 +90,7 @@ class AttemptReport:
     code: DeliveryCode | None
     was_written: bool
     reply_excerpt: str
+    is_promise: bool = False
     reply_body: bytes = field(default=b"", repr=False)
 
 
@@ -97,11 +98,12 @@ class AttemptReport:
 class DeliveryOutcome:
     """What a delivery came to.
 
-    `attempts` is the number of the last attempt. `outcome_unknown` says that the tool may have run and
+    `result` is None if the tool answered 202 and reports it later. `attempts` is the number of the last
+    attempt. `outcome_unknown` says that the tool may have run and
     must not be called again unasked. `code` is None if the tool answered by the contract.
     """
 
-    result: Result
+    result: Result | None
     attempts: int
     outcome_unknown: bool = False
     code: DeliveryCode | None = None
@@ -213,7 +215,7 @@ class Deliverer:
         left_s = deadline - started
         attempt_s = tool.attempt_timeout_s or tool.timeout_s
         wall = self._wall()
-        id_ = wire.webhook_id(request.tenant, request.session_id, request.call.id)
+        id_ = webhook_id(request.tenant, request.session_id, request.call.id)
         headers = wire.headers(
             tool,
             webhook_id=id_,
@@ -246,6 +248,7 @@ class Deliverer:
                 code=tried.outcome.code,
                 was_written=tried.was_written,
                 reply_excerpt=_excerpt(came, tool),
+                is_promise=tried.outcome.result is None,
                 reply_body=came.body if isinstance(came, Answer) else b"",
             )
         )

@@ -51,9 +51,12 @@ _SIGNATURE: Final = re.compile(r"v1,[A-Za-z0-9+/=]{20,}")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a reply came to. `code` is None if it kept the contract, whatever the tool said in it."""
+    """What a reply came to. `code` is None if it kept the contract, whatever the tool said in it.
 
-    result: Result
+    `result` is None for a 202: the tool reports it later.
+    """
+
+    result: Result | None
     code: ReplyCode | None = None
 
 
@@ -63,10 +66,12 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, tool: Tool)
     if not 200 <= status < 300:
         return _status(status, fields, body, tool)
     if status == 202:
+        if tool.callback_timeout_s > 0:
+            return Reply(None)
         return fault(
             "callbacks_not_enabled",
-            f"{the_tool(tool)} answered 202, which promises a later result, but callbacks are not enabled. "
-            "It may still do the work; its result cannot be received.",
+            f"{the_tool(tool)} answered 202, which promises a later result, but its `callback_timeout_s` is "
+            "0. It may still do the work; its result cannot be received.",
         )
     if status == 204:
         return _result([text_block("")], is_error=False, tool=tool)

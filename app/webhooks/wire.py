@@ -14,20 +14,17 @@ from app.core.headers import is_refused_webhook, is_well_formed
 from app.core.tools import Tool
 
 CONTENT_TYPE: Final = "application/json"
-_ID_CHARS: Final = 26
+_NO_TOKEN: Final = b'","token":""}}}'
 
 
-def webhook_id(tenant: str, session_id: str, call_id: str) -> str:
-    """The `webhook-id` of a call: the same from every replica, for ever."""
-    identity = "\0".join((tenant, session_id, call_id)).encode()
-    return "call_" + base64.b32encode(hashlib.sha256(identity).digest()).decode()[:_ID_CHARS].lower()
-
-
-def build_body(call: Call, session_id: str, timestamp: str | None = None) -> bytes:
+def build_body(
+    call: Call, session_id: str, timestamp: str | None = None, *, callback_url: str | None = None
+) -> bytes:
     """Serialise a call for its tool: once, to be stored and sent as the same bytes at each attempt.
 
     The call's input goes in as the bytes that arrived. `timestamp` (RFC 3339) defaults to the moment
-    upstream processed the call, and is null if nobody knows it.
+    upstream processed the call, and is null if nobody knows it. `callback_url` is where the tool may report
+    its result later; the token for it is left out here and goes in by `with_token`.
     """
     head = json.dumps(
         {
@@ -41,7 +38,20 @@ def build_body(call: Call, session_id: str, timestamp: str | None = None) -> byt
     )
     moment = json.dumps(call.processed_at if timestamp is None else timestamp)
     opening = f'{{"type":"tool.call","timestamp":{moment},"data":{head[:-1]},"input":'
-    return opening.encode() + call.input + b"}}"
+    body = opening.encode() + call.input
+    if callback_url is None:
+        return body + b"}}"
+    return body + b',"callback":{"url":' + json.dumps(callback_url)[:-1].encode() + _NO_TOKEN
+
+
+def has_callback(body: bytes) -> bool:
+    """Whether the body offers a callback."""
+    return body.endswith(_NO_TOKEN)
+
+
+def with_token(body: bytes, token: str) -> bytes:
+    """The body as it is sent: with the token of its callback, which is letters, digits and `._-`."""
+    return body.removesuffix(_NO_TOKEN) + _NO_TOKEN.replace(b'""', f'"{token}"'.encode())
 
 
 def sign(secrets: Sequence[bytes], webhook_id: str, timestamp_s: int, body: bytes) -> str:

@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from app.api import confirmations
 from app.api.access import SCHEME
+from app.api.callbacks import TOKEN_SCHEME
 from app.store import tables
 from app.store.keys import SCOPES
 from tests.api.service import Service, problem
@@ -16,6 +17,8 @@ from tests.store.rows import add_attachment, add_call, add_message
 pytestmark = pytest.mark.anyio
 
 PUBLIC = {"/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect"}
+CALLBACK = "/sessions/{session_id}/calls/{call_id}/result"
+"""It takes the token of its call in place of a key."""
 NAMES = {
     "session_id": "sesn_a",
     "name": "tool_a",
@@ -36,7 +39,7 @@ def routes(service: Service) -> list[tuple[str, str, str]]:
     found = []
     for path, methods in service.app.openapi()["paths"].items():
         for method, operation in methods.items():
-            if path not in PUBLIC:
+            if path not in PUBLIC | {CALLBACK}:
                 found.append((method.upper(), path, operation["security"][0][SCHEME][0]))
     return found
 
@@ -58,6 +61,16 @@ async def test_every_route_but_the_public_ones_wants_a_key(service: Service) -> 
             answer = await send(service, method, path, {"authorization": key}, **NAMES)
             assert problem(answer) == (401, "unauthenticated"), path
             assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_the_callback_takes_no_key(service: Service) -> None:
+    """Not even the operator's: only the token of the delivery shows who may answer a call."""
+    (operation,) = service.app.openapi()["paths"][CALLBACK].values()
+    assert [{TOKEN_SCHEME: []}] == operation["security"]
+    for key in ("", "Bearer", "Bearer nonsense", (await service.key(*SCOPES))["authorization"]):
+        answer = await send(service, "POST", CALLBACK, {"authorization": key}, **NAMES)
+        assert problem(answer) == (401, "unauthenticated")
+        assert answer.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize(

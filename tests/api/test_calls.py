@@ -46,6 +46,7 @@ async def test_a_call_is_shown_whole(service: Service) -> None:
         "input_digest": f"sha256:{digest}",
         "state": "held",
         "outcome_unknown": False,
+        "awaits_callback": False,
         "gate": {"by": "upstream", "permission": "ask", "reason": "ask", "expires_at": None},
         "decision": None,
         "attempts": 2,

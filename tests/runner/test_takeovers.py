@@ -15,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.core import protocol as p
+from app.runner.callbacks import Callbacks
 from app.runner.errands import Errands, Parts
 from app.runner.fleet import STARTS_PER_S
 from app.simulator.server import Server, running
@@ -32,7 +33,7 @@ from tests.runner.receiver import Delivery, Receiver
 from tests.runner.scripts import Gate, asked, custom, in_state, live, results, turn
 from tests.runner.service import Service
 from tests.runner.test_restarts import Start, Stopping, replica, tool, upstream
-from tests.store.rows import add_attachment, until
+from tests.store.rows import SECRETS, add_attachment, until
 
 __all__ = ["replica", "tool", "upstream"]
 
@@ -98,7 +99,10 @@ async def test_no_send_starts_that_would_outlast_the_lease(migrated_url: str, en
         key = Credential("api_key", "sk-ant-api-test")
         client = UpstreamClient(upstream.url, key, streams=requests, requests=requests)
         deliverer = Deliverer(Egress([]), version="0")
-        parts = Parts("r1", engine, Writer(engine, "r1"), deliverer, lambda: left_s, lambda: 0.0)
+        parts = Parts(
+            "r1", engine, Writer(engine, "r1"), deliverer, Callbacks("http://here", SECRETS),
+            lambda: left_s, lambda: 0.0,
+        )  # fmt: skip
         lease = Lease("default", session.id, 1)
         errands = Errands(lease, client, parts, inbox, orphans=(), failed=failures.append)
         result = b'{"type":"user.custom_tool_result","custom_tool_use_id":"%s","content":[]}'

@@ -387,6 +387,6 @@ class _Log:
         yield from self._errands.start_attempt(start, is_first=is_first, is_noted=is_noted)
 
     def finished(self, attempt: int, code: str | None, *, was_written: bool) -> Work:
-        self._errands.ended.append(AttemptEnd(self._call.id, attempt, None, code, b"", 0.0))
+        self._errands.ended.append(AttemptEnd(self._call.id, attempt, None, code, b"", at=0.0))
         if not was_written:
             yield from self._errands.note_ended()

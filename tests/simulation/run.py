@@ -225,7 +225,7 @@ class Run:
                     call = effect.call
                     batch.started.append(AttemptStart(call.id, call.attempts, effect.tool))
                     if call.attempts == 1:
-                        batch.bodies.append((call.id, build_body(call, self.lease.session_id)))
+                        batch.bodies.append((call.id, build_body(call, self.lease.session_id), None))
                 case p.End():
                     batch.end = effect
                 case _:

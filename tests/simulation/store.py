@@ -161,7 +161,7 @@ class Store:
             self.calls[call.id] = replace(
                 call, input=known.input, processed_at=known.processed_at, decision=None, asked_at=None
             )
-        for call_id, body in batch.bodies:
+        for call_id, body, _ in batch.bodies:
             self.bodies.setdefault(call_id, body)
         for start in batch.started:
             row = DeliveryRow(replica_id, self.now + start.tool.timeout_s)

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.core.calls import Call, Result
+from app.core.calls import Call, Result, webhook_id
 from app.core.outgoing import error_result
 from app.core.retry import backoff_s, wait_s
 from app.core.tools import Tool
-from app.webhooks.wire import webhook_id
 from tests.simulation.record import Reached, Record, Replied
 from tests.simulation.schedule import Process, Scheduler, Signal, Work
 from tests.simulation.troubles import Troubles

@@ -11,16 +11,17 @@ from app.store import tables
 from tests.store.rows import add_attachment, add_call, add_message
 
 AGES = {"sessions_days": 90, "deliveries_days": 30}
-TABLES = ("attachments", "calls", "messages", "deliveries", "bodies", "decisions")
+TABLES = ("attachments", "calls", "messages", "deliveries", "bodies", "callbacks", "decisions")
 
 
 async def add_delivered(
     connection: AsyncConnection, call_id: str, session_id: str = "s", **values: Any
 ) -> None:
-    """Add a posted call with a body and two attempts."""
+    """Add a posted call with a body, two attempts and a report of its tool."""
     key = {"tenant": "default", "session_id": session_id, "call_id": call_id}
     await add_call(connection, call_id, session_id=session_id, **({"state": "posted"} | values))
     await connection.execute(insert(tables.bodies).values(**key, body=b"{}"))
+    await connection.execute(insert(tables.callbacks).values(**key, body=b"{}", content_type="text/plain"))
     for attempt in (1, 2):
         row = {"attempt": attempt, "replica_id": "r1", "tool": "bash", "deadline_at": text("now()")}
         await connection.execute(insert(tables.deliveries).values(**key, **row, reply=b"{}"))

@@ -40,7 +40,7 @@ def _first() -> Batch:
     return Batch(
         LEASE,
         calls=[a_call("new1", state="dispatched", attempts=1), held],
-        bodies=[("new1", b"{}")],
+        bodies=[("new1", b"{}", None)],
         started=[AttemptStart("new1", 1, a_tool())],
         messages=[partial("mnew")],
         progress=Progress("live", cursor_at=7.0),

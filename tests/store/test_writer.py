@@ -54,7 +54,7 @@ def a_full_batch(lease: Lease) -> Batch:
         calls=[held, a_call("c2", state="posting", attempts=1, result=Result(b"[]", is_error=False))],
         decided=[a_call("c1", decision=seen)],
         refusals=[RefuseDecision("c3", "dec_3", "The call is over.")],
-        bodies=[("c2", b"{}")],
+        bodies=[("c2", b"{}", None)],
         started=[AttemptStart("c2", 1, a_tool())],
         ended=[AttemptEnd("c2", 1, 200, None, b"{}")],
         messages=[final("m1"), partial("m2")],

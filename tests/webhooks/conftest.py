@@ -195,7 +195,9 @@ async def delivering(egress: Egress = LOOPBACK, **changes: Any) -> AsyncIterator
 
 
 def a_tool(url: str, **changes: Any) -> Tool:
-    return Tool(**({"name": "echo", "url": url, "secrets": (SECRET,), "timeout_s": 5.0} | changes))
+    """A tool that may not call back."""
+    given = {"name": "echo", "url": url, "secrets": (SECRET,), "timeout_s": 5.0, "callback_timeout_s": 0.0}
+    return Tool(**(given | changes))
 
 
 def a_call(input_: bytes = b"{}", **changes: Any) -> Call:

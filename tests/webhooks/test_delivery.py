@@ -11,10 +11,10 @@ from typing import Any, Literal
 import pytest
 from standardwebhooks import Webhook
 
+from app.core.calls import webhook_id
 from app.webhooks.attempt import HEADERS_MAX
 from app.webhooks.delivery import DeliveryOutcome, retry_after_s
 from app.webhooks.egress import Egress
-from app.webhooks.wire import webhook_id
 from tests.webhooks.conftest import (
     SECRET,
     Log,

@@ -29,6 +29,13 @@ def text_of(reply: Reply) -> str:
     return text
 
 
+def test_a_202_promises_a_result_where_the_tool_may_call_back() -> None:
+    """Whatever comes with it: the answer is not the result."""
+    tool = a_tool("https://h.example/hook", callback_timeout_s=60.0)
+    for body in (b"", b'{"content":"x"}', b"\xff"):
+        assert Reply(None) == read(202, body, tool=tool)
+
+
 FAULTS: list[tuple[str, Reply, str, str]] = [
     ("R-155 422", read(422, b"nope", "text/plain"), "http_status", "HTTP status 422: nope"),
     ("R-155 400 empty", read(400, b"", None), "http_status", "HTTP status 400."),

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 import pytest
 from standardwebhooks import Webhook
 
+from app.core.calls import webhook_id
 from app.core.events import CustomUse, parse
-from app.webhooks.wire import build_body, headers, sign, webhook_id
+from app.webhooks.wire import build_body, has_callback, headers, sign, with_token
 from tests.webhooks.conftest import SECRET, a_call, a_tool
 
 ODD_INPUTS = [
@@ -144,3 +145,16 @@ def test_a_header_that_would_break_the_request_is_left_out(name: str, value: str
 
 def test_a_tools_own_headers_go_along() -> None:
     assert _headers(tool_headers=(("Authorization", "Bearer t"),))["Authorization"] == "Bearer t"
+
+
+def test_a_body_is_stored_without_the_token_and_sent_with_it() -> None:
+    """Promise 4: nothing else of it changes, whatever the input ends with."""
+    call = a_call(b'{"a":"\\"token\\":\\"\\"}}}"}')
+    url = "https://bridge.example/sessions/S/calls/sevt_1/result"
+    body = build_body(call, "S", callback_url=url)
+    sent = with_token(body, "cbt.k.t.m")
+    data = json.loads(sent)["data"]
+    assert {"url": url, "token": "cbt.k.t.m"} == data.pop("callback")
+    assert (True, False) == (has_callback(body), has_callback(build_body(call, "S")))
+    assert body == sent.replace(b"cbt.k.t.m", b"")
+    assert json.loads(build_body(call, "S"))["data"] == data
