@@ -26,9 +26,15 @@ createServer((request, response) => {
       response.end("bad signature: is TOOL_SECRET the signing_secret of this tool?\n");
       return;
     }
-    const call = JSON.parse(body).data; // session_id, call_id, tool, input …
-    console.log("called:", call.tool, JSON.stringify(call.input));
+    const call = JSON.parse(body).data; // call_id, session_id, tool, input …
+    const orderId = call.input?.order_id;
     response.writeHead(200, { "content-type": "application/json" });
-    response.end(JSON.stringify({ content: `${call.tool} says: ${JSON.stringify(call.input)} has shipped` }));
+    response.end(
+      JSON.stringify(
+        typeof orderId === "string"
+          ? { content: `order ${orderId} has shipped` }
+          : { content: "order_id must be a text such as A-1042", is_error: true },
+      ),
+    );
   });
 }).listen(Number(process.env.PORT ?? 9000), "127.0.0.1");

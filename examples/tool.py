@@ -17,9 +17,11 @@ class Tool(BaseHTTPRequestHandler):
         if not is_signed(self.headers, body):
             self.answer(401, "text/plain", "bad signature: is TOOL_SECRET the signing_secret of this tool?\n")
             return
-        call = json.loads(body)["data"]  # session_id, call_id, tool, input …
-        print("called:", call["tool"], call["input"], flush=True)
-        reply = {"content": f"{call['tool']} says: {json.dumps(call['input'])} has shipped"}
+        match json.loads(body):  # data holds call_id, session_id, tool and more besides
+            case {"data": {"input": {"order_id": str(order_id)}}}:
+                reply = {"content": f"order {order_id} has shipped"}
+            case _:
+                reply = {"content": "order_id must be a text such as A-1042", "is_error": True}
         self.answer(200, "application/json", json.dumps(reply))
 
     def answer(self, status, media_type, text):
