@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -92,23 +93,23 @@ def free_port() -> int:
 class Receiver:
     """An example that listens at `url`."""
 
-    def __init__(self, example: Example, secret: str, port: int) -> None:
+    def __init__(self, example: Example, secret: str, port: int, folder: Path = ROOT) -> None:
         self.url = f"http://127.0.0.1:{port}/"
         # Several start the server as a child of theirs, so what is stopped is the group.
         self._process = subprocess.Popen(
             ["bash", "-c", example.filled(secret)],
-            cwd=ROOT, env={**os.environ, **_OFFLINE, "PORT": str(port)},
+            cwd=folder, env={**os.environ, **_OFFLINE, "PORT": str(port)},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         try:
             self._until_it_listens(port)
-        except BaseException:
-            self.stop()
-            raise
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it said:\n{self.stop()}") from None
 
     def stop(self) -> str:
         """End it and return what it wrote."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.communicate(timeout=STOP_LIMIT_S)[0]
 
     def _until_it_listens(self, port: int) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -24,6 +28,7 @@ from tests.stories.receivers import (
     ROOT,
     SECRET,
     START_LIMIT_S,
+    Example,
     Receiver,
     free_port,
     left_out,
@@ -32,6 +37,7 @@ from tests.stories.receivers import (
 STARTED = [language for language in EXAMPLES if left_out(language) is None]
 POSTED_LIMIT_S = 20.0
 KEY, OTHER_KEY = bytes(range(0, 256, 8)), b"o" * 32
+SIGNING_SECRET = "whsec_" + base64.b64encode(KEY).decode()
 BODY = b'{"type":"tool.call","data":{"tool":"lookup_order","input":{"order_id":"A-1042"}}}'
 BAD_SIGNATURE = "bad signature: is TOOL_SECRET the signing_secret of this tool?"
 
@@ -101,7 +107,7 @@ async def test_an_example_answers_a_call_of_the_service(bridge: Bridge, language
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("language", STARTED)
 def test_an_example_refuses_what_is_not_signed_for_it(language: str) -> None:
-    receiver = Receiver(EXAMPLES[language], "whsec_" + base64.b64encode(KEY).decode(), free_port())
+    receiver = Receiver(EXAMPLES[language], SIGNING_SECRET, free_port())
     now = int(time.time())
     good, old, early = (sign([KEY], "call_x", now + shift, BODY) for shift in (0, -360, 360))
 
@@ -149,7 +155,7 @@ def test_an_example_refuses_what_is_not_signed_for_it(language: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("language", STARTED)
 def test_an_example_tells_the_agent_what_is_wrong_with_an_input(language: str) -> None:
-    receiver = Receiver(EXAMPLES[language], "whsec_" + base64.b64encode(KEY).decode(), free_port())
+    receiver = Receiver(EXAMPLES[language], SIGNING_SECRET, free_port())
     now = int(time.time())
     inputs = ("{}", '{"order_id":7}', '{"order_id":null}', '{"other":"A-1042"}', "[1]", '"A-1042"', "null")
     answers = []
@@ -178,6 +184,31 @@ def test_an_example_without_its_secret_says_how_to_start_it(language: str, secre
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"usage: {example.command} ")
     assert "Traceback" not in ended.stderr
+
+
+def test_the_ten_lines_of_the_guide_are_a_tool(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "receiving-webhooks.md").read_text(encoding="utf-8")
+    program, command = re.findall(r"```(?:python|sh)\n(.*?)\n```", guide, re.DOTALL)[:2]
+    assert len([line for line in program.splitlines() if line]) <= 10
+    (tmp_path / "tool.py").write_text(program)
+    port = free_port()
+    command = command.replace("9000", str(port))
+    command = command.replace("uvicorn", f"{shlex.quote(sys.executable)} -m uvicorn")
+    receiver = Receiver(Example("guide", "tool.py", command), SIGNING_SECRET, port, tmp_path)
+    now = int(time.time())
+    headers = {"webhook-id": "call_x", "webhook-timestamp": str(now)}
+    try:
+        answers = [
+            httpx.post(
+                receiver.url, content=BODY, trust_env=False,
+                headers=headers | {"webhook-signature": sign([key], "call_x", now, BODY)},
+            )
+            for key in (KEY, OTHER_KEY)
+        ]  # fmt: skip
+    finally:
+        receiver.stop()
+    assert [each.status_code for each in answers] == [200, 500]
+    assert answers[0].json() == {"content": "order A-1042 has shipped"}
 
 
 def test_the_table_names_every_example() -> None:
