@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -182,6 +184,7 @@ class Door:
             limit=0,  # a wait for a connection would come out of the call's own time
             force_close=not reuse,
             keepalive_timeout=KEEPALIVE_S if reuse else None,
+            socket_factory=functools.partial(_judged_socket, self._egress, is_plain),
         )
         trace = aiohttp.TraceConfig()
         # aiohttp announces the headers before it writes them: what fails earlier was certainly not sent.
@@ -198,6 +201,13 @@ class Door:
             max_headers=HEADERS_MAX,
             trace_configs=[trace],
         )
+
+
+def _judged_socket(egress: Egress, is_plain: bool, info: aiohttp.AddrInfoType) -> socket.socket:
+    """The last look at an address, where it is connected to, whichever way it came."""
+    family, kind, protocol, _, address = info
+    egress.judge((str(address[0]),), is_plain=is_plain)
+    return socket.socket(family, kind, protocol)
 
 
 async def _mark_written(_session: aiohttp.ClientSession, trace: SimpleNamespace, _params: Any) -> None:

@@ -67,13 +67,33 @@ _V6_FORBIDDEN: Final = tuple(
         "3fff::/20",
     )
 )
-_NAT64: Final = IPv6Network("64:ff9b::/96")
+_CARRIERS: Final = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
+"""Mapped and NAT64: what is sent to such an address reaches the IPv4 address in its last 32 bits."""
+_ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
+"""The third 32 bits of addresses that tunnel to an IPv4 address, under any prefix."""
+_METADATA: Final = frozenset(
+    ip_address(text)
+    for text in (
+        "100.100.100.200",
+        "168.63.129.16",
+        "169.254.169.254",
+        "169.254.170.2",
+        "169.254.170.23",
+        "192.0.0.192",
+        "fd00:42::42",
+        "fd00:ec2::23",
+        "fd00:ec2::254",
+        "fd20:ce::254",
+    )
+)
+"""Where clouds hand out the credentials of a machine. A range that an operator allows does not include them
+by accident: each needs a range of its own."""
 
 _NUMERIC_LABEL: Final = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 _EXAMPLE: Final = "https://tools.example/hook"
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x20\x7f\\]")
+_UNWRITABLE: Final = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
 
 
 class UrlRefused(Exception):
@@ -93,21 +113,22 @@ class Egress:
     """The addresses that may be called: every public one, and the ranges that the operator allows."""
 
     def __init__(self, allow: Sequence[Network | str] = ()) -> None:
-        self.allow: Final = tuple(
-            ip_network(range_) if isinstance(range_, str) else range_ for range_ in allow
-        )
+        self.allow: Final = tuple(_range(range_) for range_ in allow)
 
     def allowed(self, address: Address | str) -> bool:
         """Whether the address is public or in an allowed range.
 
         IPv6 forms that carry an IPv4 address are judged by it (mapped, NAT64) or refused (6to4, Teredo,
-        compatible); an address with a scope id is refused, and so is text that is no address.
+        ISATAP, compatible); an address with a scope id is refused, and so is text that is no address.
         """
         reached = _reached(address)
         return reached is not None and (self._is_listed(reached) or _is_public(reached))
 
     def listed(self, address: Address | str) -> bool:
-        """Whether the address lies in a range that the operator allows."""
+        """Whether the address lies in a range that the operator allows.
+
+        The metadata services of clouds do so only if a range names the one address.
+        """
         reached = _reached(address)
         return reached is not None and self._is_listed(reached)
 
@@ -131,7 +152,8 @@ class Egress:
         if is_here and not is_listed:
             raise UrlRefused("address", self._for_this_machine(scheme))
         if not is_allowed:
-            raise UrlRefused("address", self._not_public())
+            is_metadata = literal is not None and _reached(literal) in _METADATA
+            raise UrlRefused("address", self._for_metadata() if is_metadata else self._not_public())
         if scheme == "http" and not is_listed:
             raise UrlRefused("scheme", self._for_public_ones(is_name=literal is None))
 
@@ -158,6 +180,12 @@ class Egress:
             f" (now: {self._ranges()}) and restart the service."
         )
 
+    def _for_metadata(self) -> str:
+        return (
+            "This address hands out a cloud's credentials: it is called only if BASCULE_WEBHOOK_ALLOW"
+            f" (now: {self._ranges()}) names it alone, as a range of one address."
+        )
+
     def _for_public_ones(self, *, is_name: bool) -> str:
         remedy = "write https://, or add the range of this host and restart the service"
         return (
@@ -169,7 +197,8 @@ class Egress:
         return ",".join(map(str, self.allow)) or "none"
 
     def _is_listed(self, address: Address) -> bool:
-        return any(address.version == range_.version and address in range_ for range_ in self.allow)
+        ranges = (range_ for range_ in self.allow if range_.version == address.version and address in range_)
+        return any(address not in _METADATA or range_.num_addresses == 1 for range_ in ranges)
 
 
 class Resolver(AbstractResolver):
@@ -256,7 +285,7 @@ def _parts(url: str) -> tuple[str, str]:
     """The scheme and the host of a URL as the HTTP client will read them."""
     if len(url) > URL_CHARS_MAX:
         raise UrlRefused("too_long", f"The URL is over {URL_CHARS_MAX} characters; shorten it.")
-    if _UNPRINTABLE.search(url):
+    if _UNWRITABLE.search(url):
         raise UrlRefused(
             "malformed", "The URL has spaces, control characters or backslashes; write them as %20 and so on."
         )
@@ -285,8 +314,10 @@ def _parts(url: str) -> tuple[str, str]:
         host = URL(url).raw_host
     except ValueError as error:
         raise UrlRefused("malformed", f"This is not a URL; write one such as {_EXAMPLE}.") from error
-    if not host:
-        raise UrlRefused("malformed", f"The URL has no host; write one such as {_EXAMPLE}.")
+    if not host or ("[" in netloc and ":" not in host):
+        raise UrlRefused(
+            "malformed", f"The URL has no host that can be called; write one such as {_EXAMPLE}."
+        )
     return split.scheme, host
 
 
@@ -324,6 +355,14 @@ def _address(text: str) -> Address | None:
         return None
 
 
+def _range(range_: Network | str) -> Network:
+    """The range in the form in which addresses are judged: IPv4 also if it was written as carried by IPv6."""
+    network = ip_network(range_) if isinstance(range_, str) else range_
+    if isinstance(network, IPv6Network) and any(network.subnet_of(carrier) for carrier in _CARRIERS):
+        return IPv4Network((int(network.network_address) & 0xFFFF_FFFF, network.prefixlen - 96))
+    return network
+
+
 def _reached(address: Address | str) -> Address | None:
     """The address that a connection would reach, or None for what is no address or has a scope id."""
     known = _address(address) if isinstance(address, str) else address
@@ -331,14 +370,15 @@ def _reached(address: Address | str) -> Address | None:
         return known
     if known.scope_id:
         return None
-    if known.ipv4_mapped is not None:
-        return known.ipv4_mapped
-    return IPv4Address(int(known) & 0xFFFF_FFFF) if known in _NAT64 else known
+    is_carrier = any(known in carrier for carrier in _CARRIERS)
+    return IPv4Address(int(known) & 0xFFFF_FFFF) if is_carrier else known
 
 
 def _is_public(address: Address) -> bool:
     if isinstance(address, IPv4Address):
         return not any(address in range_ for range_ in _V4_FORBIDDEN)
+    if (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
+        return False
     return address in _V6_PUBLIC and not any(address in range_ for range_ in _V6_FORBIDDEN)
 
 

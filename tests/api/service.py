@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,15 +38,21 @@ class Service:
         return {"authorization": f"Bearer {answer.json()['key']}"}
 
 
+def _https_only(url: str) -> str | None:
+    return None if url.startswith("https://") else "must begin with https://"
+
+
 @contextlib.asynccontextmanager
-async def served(engine: AsyncEngine, url: str) -> AsyncIterator[Service]:
+async def served(
+    engine: AsyncEngine, url: str, check_url: Callable[[str], str | None] = _https_only
+) -> AsyncIterator[Service]:
     wakeups = Wakeups(url, engine)
     bridge = Bridge(
         settings=Settings(admin_key=SecretStr(ADMIN_KEY)),
         engine=engine,
         secrets=SECRETS,
         wakeups=wakeups,
-        check_url=lambda url: "must begin with https://" if not url.startswith("https://") else None,
+        check_url=check_url,
     )
     app = create_app(bridge)
     transport = httpx.ASGITransport(app=app)

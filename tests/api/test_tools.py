@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app.main import build_bridge
+from app.settings import Settings
 from app.store import tables, tools
 from app.store.secrets import Secrets
 from app.store.tools import load_registry
-from tests.api.service import Service, problem
+from tests.api.service import Service, problem, served
 from tests.store.rows import SECRETS, add_attachment, add_call
+from tests.webhooks.cases import CASES
 
 pytestmark = pytest.mark.anyio
 
@@ -136,6 +142,28 @@ async def test_a_name_that_no_tool_can_have_is_not_found(service: Service, name:
 async def test_an_invalid_tool_is_refused(service: Service, body: dict[str, Any]) -> None:
     assert problem(await put(service, **body)) == (422, "invalid_request")
     assert (await service.http.get("/tools")).json()["data"] == []
+
+
+async def test_a_url_is_refused_just_where_its_text_alone_would_stop_a_delivery(
+    engine: AsyncEngine, migrated_url: str
+) -> None:
+    """C-009: the cases are those of the deliveries, and the judgement is that of the whole service."""
+    bridge = build_bridge(Settings(secret_key=SecretStr(base64.b64encode(bytes(32)).decode())), migrated_url)
+    async with served(engine, migrated_url, bridge.check_url) as service:
+        for case in CASES:
+            if case.allow:
+                continue
+            # Escaped: some of the URLs hold what cannot be written in UTF-8.
+            answer = await service.http.put(
+                "/tools/echo",
+                content=json.dumps({"url": case.url}),
+                headers={"content-type": "application/json"},
+            )
+            if case.refused is None:
+                assert answer.status_code in (200, 201), case
+            else:
+                assert problem(answer) == (422, "invalid_request"), case
+                assert [each["field"] for each in answer.json()["errors"]] == ["url"], case
 
 
 @pytest.mark.parametrize(
