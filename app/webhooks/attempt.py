@@ -1,6 +1,7 @@
 """One HTTP request to a webhook: how far it got, and what came back.
 
-`Door` owns the connections. Nothing here retries, follows, decompresses or remembers cookies.
+`Door` owns the connections. Nothing here retries, follows, decompresses or remembers cookies. What a server
+may send beside a body is bounded here, its body by whoever asks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from app.webhooks.egress import AddressBlocked, Egress, Lookup, Resolver, UrlRefused
 
@@ -27,8 +32,11 @@ FailureCode = Literal[
     "tls_expired",
     "tls_untrusted",
     "tls_wrong_host",
+    "tls_too_old",
     "tls_failed",
     "disconnected",
+    "headers_too_large",
+    "framing_too_large",
     "bad_http",
 ]
 
@@ -36,12 +44,19 @@ KEEPALIVE_S: Final = 4.0
 """How long an idle connection is kept, for tools to which a lost one does no harm."""
 HEADER_LINE_BYTES_MAX: Final = 8190
 HEADERS_MAX: Final = 100
+FRAMING_BYTES_MAX: Final = 1_048_576
+"""What one reply may send that is no body: headers, interim answers (1xx), blank lines, chunk sizes."""
+FRAMING_PER_BODY_BYTE_MAX: Final = 8
+"""And as much again for each byte of its body: a server may send its chunks byte by byte."""
 READ_BUFFER_BYTES: Final = 65_536
 STATUS_REPLY_BYTES_MAX: Final = 4096
 """How much of a reply that is no success is read."""
 
 _NOT_YET_OR_NO_LONGER_VALID: Final = frozenset({9, 10})
 _WRONG_HOST: Final = frozenset({62, 64})
+_TOO_OLD: Final = frozenset({"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"})
+_TOO_MANY_HEADERS: Final = "Too many headers received"
+"""How aiohttp words it; it has no class for it."""
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
 
@@ -60,6 +75,53 @@ class Failure:
 
     code: FailureCode
     was_written: bool
+
+
+class _FramingTooLarge(aiohttp.ClientPayloadError):
+    """A reply sends on and on without coming to its body, or to the end of it."""
+
+
+class _Wire(ResponseHandler):
+    """One connection. It bounds what is no body, and is closed by what arrives when nothing was asked.
+
+    A second answer to one request, or the farewell of a server that gives up waiting, would otherwise be
+    read as the answer to the next request.
+    """
+
+    _received = 0
+    _is_answered = False
+    _body: StreamReader = EMPTY_PAYLOAD
+
+    def set_response_params(self, **params: Any) -> None:
+        """Expect an answer: aiohttp calls this before each request."""
+        self._received, self._is_answered, self._body = 0, False, EMPTY_PAYLOAD
+        super().set_response_params(**params)
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Take note of a head that was read; those before the last (1xx) answer nothing."""
+        message, self._body = data
+        self._is_answered = message.code >= 200 or message.code == 101
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        """Read what arrived, within the limits."""
+        if data and self._is_answered and self._body.is_eof():
+            self.abort()
+            return
+        self._received += len(data)
+        super().data_received(data)
+        body_bytes = self._body.total_bytes
+        framing_bytes = self._received - body_bytes
+        if framing_bytes > FRAMING_BYTES_MAX + FRAMING_PER_BODY_BYTE_MAX * body_bytes:
+            error = _FramingTooLarge()
+            self.set_exception(error)
+            self._body.set_exception(error)
+            if self.transport is not None:
+                self.transport.abort()
+
+
+def _wire(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
+    return _Wire(loop)
 
 
 @dataclass(slots=True)
@@ -186,6 +248,8 @@ class Door:
             keepalive_timeout=KEEPALIVE_S if reuse else None,
             socket_factory=functools.partial(_judged_socket, self._egress, is_plain),
         )
+        # aiohttp has no name for this in its interface; tests show that the class is in use.
+        connector._factory = functools.partial(_wire, asyncio.get_running_loop())
         trace = aiohttp.TraceConfig()
         # aiohttp announces the headers before it writes them: what fails earlier was certainly not sent.
         trace.on_request_headers_sent.append(_mark_written)
@@ -226,7 +290,7 @@ def _code(error: Exception, *, was_written: bool, is_tls: bool) -> FailureCode:
         case aiohttp.ClientConnectorCertificateError():
             return _certificate_code(error.certificate_error)
         case aiohttp.ClientConnectorSSLError():
-            return "tls_failed"
+            return "tls_too_old" if getattr(error.os_error, "reason", None) in _TOO_OLD else "tls_failed"
         case aiohttp.ClientConnectorDNSError():
             return "dns_failed"
         case aiohttp.ClientConnectorError():
@@ -237,10 +301,26 @@ def _code(error: Exception, *, was_written: bool, is_tls: bool) -> FailureCode:
             return "timeout"
         case aiohttp.InvalidURL():
             return "blocked_url"
+        case _FramingTooLarge():
+            return "framing_too_large"
+        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError() if _is_about_headers(error):
+            return "headers_too_large"
         case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError() | ValueError():
             return "bad_http" if was_written else "blocked_url"
         case _:
             return "disconnected" if was_written else "connect_failed"
+
+
+def _is_about_headers(error: BaseException) -> bool:
+    """Whether the reason behind the error is the length or the number of lines in a head or a trailer."""
+    cause = error.__cause__
+    while cause is not None:
+        if isinstance(cause, LineTooLong):
+            return True
+        if isinstance(cause, BadHttpMessage) and cause.message == _TOO_MANY_HEADERS:
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def _certificate_code(error: Exception) -> FailureCode:

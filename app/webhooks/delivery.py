@@ -21,7 +21,15 @@ from app.core.calls import Call, Result, webhook_id
 from app.core.retry import backoff_s, wait_s
 from app.core.tools import Tool
 from app.webhooks import wire
-from app.webhooks.attempt import Answer, Door, Failure, FailureCode
+from app.webhooks.attempt import (
+    FRAMING_BYTES_MAX,
+    HEADER_LINE_BYTES_MAX,
+    HEADERS_MAX,
+    Answer,
+    Door,
+    Failure,
+    FailureCode,
+)
 from app.webhooks.egress import Egress, Lookup
 from app.webhooks.reply import ReplyCode, cleaned, error_result, is_endpoint_failure, read_reply, the_tool
 from app.webhooks.slots import Slots
@@ -37,7 +45,7 @@ EXCERPT_CHARS_MAX: Final = 2048
 
 _SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _PERMANENT: Final = frozenset(
-    {"blocked_url", "blocked_address", "tls_expired", "tls_untrusted", "tls_wrong_host"}
+    {"blocked_url", "blocked_address", "tls_expired", "tls_untrusted", "tls_wrong_host", "tls_too_old"}
 )
 _REPEATED: Final[Mapping[str, frozenset[str | None]]] = {
     "never": frozenset(),
@@ -52,8 +60,16 @@ _HAPPENED: Final[Mapping[FailureCode, str]] = {
     "tls_expired": "could not be reached: its TLS certificate has expired or is not yet valid",
     "tls_untrusted": "could not be reached: its TLS certificate is not signed by a trusted authority",
     "tls_wrong_host": "could not be reached: its TLS certificate is for another host",
+    "tls_too_old": "could not be reached: it offers no TLS version from 1.2 on",
     "tls_failed": "could not be reached: the TLS handshake failed",
     "disconnected": "closed the connection before it had answered",
+    "headers_too_large": (
+        f"sent too large headers: the limits are {HEADERS_MAX} lines and {HEADER_LINE_BYTES_MAX} bytes a line"
+    ),
+    "framing_too_large": (
+        f"sent more than {FRAMING_BYTES_MAX} bytes of headers, interim answers or chunk framing,"
+        " which is the limit"
+    ),
     "bad_http": "sent an answer that is broken off or not valid HTTP",
 }
 _MAY_HAVE_RUN: Final = "The request was sent, so the tool may have run: do not assume that it did not."

@@ -81,8 +81,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, tool: Tool)
             f"{the_tool(tool)} answered more than {tool.reply_bytes_max} bytes, which is the limit; "
             "the reply was not read to its end.",
         )
-    encoding = fields.get("content-encoding", "").strip().lower()
-    if encoding not in ("", "identity"):
+    if _is_compressed(fields):
         return fault("reply_compressed", f"{the_tool(tool)} sent a compressed reply, which is not accepted.")
     if not body:
         return fault(
@@ -135,7 +134,7 @@ def _status(status: int, fields: Mapping[str, str], body: bytes, tool: Tool) -> 
             "redirect", f"{the_tool(tool)} answered with a redirect ({status}), which is never followed."
         )
     said = ""
-    if fields.get("content-encoding", "").strip().lower() in ("", "identity"):
+    if not _is_compressed(fields):
         excerpt = body[:STATUS_BODY_BYTES_MAX]
         said = cleaned(excerpt, fields, tool, chars_max=STATUS_BODY_CHARS_MAX)
     told = f": {said}" if said else "."
@@ -147,6 +146,12 @@ def _status(status: int, fields: Mapping[str, str], body: bytes, tool: Tool) -> 
         "gone" if status == 410 else "http_status",
         f"{the_tool(tool)} answered with HTTP status {status}{told}",
     )
+
+
+def _is_compressed(fields: Mapping[str, str]) -> bool:
+    """Whether the body is encoded on top of its framing, for its content or for this transfer."""
+    codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
+    return any(coding.strip() not in ("", "identity", "chunked") for coding in codings)
 
 
 def _success(content_type: str, body: bytes, tool: Tool) -> Reply:

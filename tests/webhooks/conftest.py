@@ -13,6 +13,7 @@ import pytest
 
 from app.core.calls import Call
 from app.core.tools import Tool
+from app.webhooks.attempt import KEEPALIVE_S
 from app.webhooks.delivery import AttemptReport, Deliverer, DeliveryRequest
 from app.webhooks.egress import Egress
 from app.webhooks.wire import build_body
@@ -96,13 +97,20 @@ class Receiver:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self.open_connections.discard(writer)
             writer.close()
+            async with self.arrived:
+                self.open_connections.discard(writer)
+                self.arrived.notify_all()
 
     async def wait_for(self, requests: int) -> None:
         """Wait until so many requests arrived."""
         async with self.arrived, asyncio.timeout(5):
             await self.arrived.wait_for(lambda: len(self.requests) >= requests)
+
+    async def wait_for_close(self) -> None:
+        """Wait until the caller has hung up on every connection, sooner than it drops idle ones."""
+        async with self.arrived, asyncio.timeout(KEEPALIVE_S / 2):
+            await self.arrived.wait_for(lambda: not self.open_connections)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -460,13 +461,20 @@ async def test_cookies_of_one_tool_reach_no_other_call(log: Log) -> None:
     assert "cookie" not in receiver.requests[1].headers
 
 
-async def test_proxy_variables_are_ignored(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxies_and_passwords_of_the_environment_are_ignored(
+    log: Log, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password S3CR3T\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
     async with receiving(reply(500)) as proxy, receiving(OK) as receiver:
-        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
         async with delivering() as deliverer:
             outcome = await deliverer.deliver(a_request(a_tool(receiver.url)), log)
     assert (text_of(outcome), proxy.connections) == ("done", 0)
+    assert "authorization" not in receiver.requests[0].headers
 
 
 async def test_only_a_safe_tool_gets_a_connection_that_was_used_before(log: Log) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 async def deliver(
-    log: Log, server: ssl.SSLContext, trust: ssl.SSLContext, *, retry: str = "safe"
+    log: Log, server: ssl.SSLContext, trust: ssl.SSLContext, *, host: str = HOST
 ) -> DeliveryOutcome:
     time_ = Time()
 
@@ -108,7 +109,7 @@ async def deliver(
         receiving(reply(body=b'"done"'), tls=server) as receiver,
         delivering(LOOPBACK, tls=trust, lookup=lookup, clock=time_.clock, sleep=time_.sleep) as deliverer,
     ):
-        tool = a_tool(f"https://{HOST}:{receiver.port}/", retry=retry, timeout_s=3.0)
+        tool = a_tool(f"https://{host}:{receiver.port}/", retry="safe", timeout_s=3.0)
         return await deliverer.deliver(a_request(tool), log)
 
 
@@ -136,26 +137,73 @@ async def test_a_bad_certificate_is_permanent_and_says_what_is_wrong(
     assert b"has not run" in outcome.result.content
 
 
-async def test_a_server_of_an_old_protocol_fails_in_the_handshake(log: Log, authority: Authority) -> None:
-    server = authority.server()
-    server.minimum_version = ssl.TLSVersion.TLSv1_3
-    authority.trust.maximum_version = ssl.TLSVersion.TLSv1_2
-    outcome = await deliver(log, server, authority.trust, retry="never")
-    assert (log.codes, outcome.outcome_unknown) == (["tls_failed"], False)
+async def test_the_name_is_shown_and_verified_without_its_last_dot(log: Log, authority: Authority) -> None:
+    server, shown = authority.server(), []
+    server.sni_callback = lambda _socket, name, _context: shown.append(name)
+    outcome = await deliver(log, server, authority.trust, host=f"{HOST}.")
+    assert b"done" in outcome.result.content
+    assert shown == [HOST]
 
 
-async def test_a_server_that_closes_in_the_handshake_is_tried_again(log: Log, authority: Authority) -> None:
-    """R-156: nothing was sent to the tool, so even the careful policy repeats it."""
+async def handshaking(
+    log: Log, answer: bytes, *, trust: ssl.SSLContext, timeout_s: float, is_open: bool = True
+) -> DeliveryOutcome:
+    """Deliver to a server that answers the beginning of a handshake with these bytes."""
 
-    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
+        writer.write(answer)
+        if is_open:
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
         writer.close()
 
     time_ = Time()
-    server = await asyncio.start_server(close, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with delivering(LOOPBACK, tls=authority.trust, clock=time_.clock, sleep=time_.sleep) as deliverer:
-        outcome = await deliverer.deliver(a_request(a_tool(f"https://127.0.0.1:{port}/", timeout_s=1.2)), log)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with delivering(LOOPBACK, tls=trust, clock=time_.clock, sleep=time_.sleep) as deliverer:
+        outcome = await deliverer.deliver(a_request(a_tool(url, timeout_s=timeout_s)), log)
     server.close()
-    assert log.codes == ["tls_failed", "tls_failed"]
-    assert not outcome.outcome_unknown
+    return outcome
+
+
+HELLO_OF_TLS_1_1 = bytes.fromhex("160302002a020000260302") + bytes(33) + bytes.fromhex("002f00")
+TOO_OLD = {"says so": bytes.fromhex("15030100020246"), "speaks TLS 1.1": HELLO_OF_TLS_1_1}
+
+
+@pytest.mark.parametrize("answer", TOO_OLD)
+async def test_a_server_of_an_old_protocol_is_permanent_and_told(
+    log: Log, authority: Authority, answer: str
+) -> None:
+    outcome = await handshaking(log, TOO_OLD[answer], trust=authority.trust, timeout_s=5.0)
+    assert (log.codes, outcome.outcome_unknown) == (["tls_too_old"], False)
+    assert b"offers no TLS version from 1.2 on" in outcome.result.content
+    assert b"has not run" in outcome.result.content
+
+
+FAILED = {
+    "no common cipher": bytes.fromhex("15030300020228"),
+    "name unknown": bytes.fromhex("15030300020270"),
+    "internal error": bytes.fromhex("15030300020250"),
+    "plain HTTP": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "noise": bytes(50),
+}
+
+
+@pytest.mark.parametrize("answer", FAILED)
+async def test_a_handshake_that_fails_is_tried_again(log: Log, authority: Authority, answer: str) -> None:
+    """R-156: nothing was sent to the tool, so even the careful policy repeats it."""
+    outcome = await handshaking(log, FAILED[answer], trust=authority.trust, timeout_s=1.2)
+    assert (log.codes, outcome.outcome_unknown) == (["tls_failed", "tls_failed"], False)
+    assert b"the TLS handshake failed" in outcome.result.content
+
+
+async def test_a_server_that_closes_in_the_handshake_is_tried_again(log: Log, authority: Authority) -> None:
+    outcome = await handshaking(log, b"", trust=authority.trust, timeout_s=1.2, is_open=False)
+    assert (log.codes, outcome.outcome_unknown) == (["tls_failed", "tls_failed"], False)
+
+
+async def test_a_handshake_that_hangs_times_out_with_nothing_sent(log: Log, authority: Authority) -> None:
+    outcome = await handshaking(log, b"", trust=authority.trust, timeout_s=0.1)
+    assert (log.codes[0], outcome.outcome_unknown, log.reports[0].was_written) == ("timeout", False, False)
+    assert b"has not run" in outcome.result.content
