@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,8 @@ PORT = 6432  # names the socket file; nothing listens on TCP
 START_LIMIT_S = 10.0
 STOP_LIMIT_S = 10.0
 PLACES = ("/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin")
-CANCELS_SINCE = (1, 20)
-"""Those before end with "bad client state: 0" now and then when a client cancels a query and goes away."""
+RESTARTS_MAX = 1_000
+"""How often a pooler that is kept alive may end itself."""
 ACCOUNTS = ("postgres", "nobody")
 
 
@@ -33,16 +34,13 @@ def program() -> str | None:
     return shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), *PLACES]))
 
 
-def survives_cancels(pgbouncer: str) -> bool:
-    """Return whether this PgBouncer outlives many cancel requests; the source is its issue 801."""
-    shown = subprocess.run([pgbouncer, "--version"], capture_output=True, text=True, check=True).stdout
-    version = tuple(int(part) for part in shown.split()[1].split(".")[:2])
-    return version >= CANCELS_SINCE
-
-
 @contextlib.contextmanager
-def running(pgbouncer: str, server_url: str) -> Iterator[str]:
-    """Pool the server's connections and yield the URL that leads there; the path names the database."""
+def running(pgbouncer: str, server_url: str, *, is_kept: bool = False) -> Iterator[str]:
+    """Pool the server's connections and yield the URL that leads there; the path names the database.
+
+    With `is_kept` it is started again whenever it ends. Before 1.20 it ends itself now and then, with
+    "bad client state: 0", when a client cancels a query and goes away (its issue 801); Debian 12 has 1.18.
+    """
     folder = Path(tempfile.mkdtemp(prefix="bascule-pooler-"))
     account = _account(server_url)
     try:
@@ -51,9 +49,37 @@ def running(pgbouncer: str, server_url: str) -> Iterator[str]:
             for path in (folder, *folder.iterdir()):
                 os.chown(path, account.pw_uid, account.pw_gid)
         folder.chmod(0o711)
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [pgbouncer, folder / "pgbouncer.ini"],
+        pooler = _Pooler(pgbouncer, folder, account)
+        pooler.start()
+        keeper = threading.Thread(target=pooler.keep, daemon=True)
+        try:
+            _wait(pooler.process, folder)
+            if is_kept:
+                keeper.start()
+            yield pooled_url(server_url, folder)
+        finally:
+            pooler.is_wanted = False
+            pooler.process.kill()  # it keeps nothing
+            if is_kept:
+                keeper.join(STOP_LIMIT_S)
+            pooler.process.kill()  # one that the keeper had just started
+            pooler.process.wait(STOP_LIMIT_S)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Pooler:
+    """A PgBouncer process, and those that follow it."""
+
+    def __init__(self, pgbouncer: str, folder: Path, account: pwd.struct_passwd | None) -> None:
+        self._command, self._folder, self._account = [pgbouncer, folder / "pgbouncer.ini"], folder, account
+        self.is_wanted = True
+
+    def start(self) -> None:
+        account = self._account
+        with (self._folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -64,14 +90,13 @@ def running(pgbouncer: str, server_url: str) -> Iterator[str]:
                 extra_groups=[] if account else None,
                 start_new_session=True,  # Ctrl-C is for pytest
             )
-        try:
-            _wait(process, folder)
-            yield pooled_url(server_url, folder)
-        finally:
-            process.kill()  # it keeps nothing
-            process.wait(STOP_LIMIT_S)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+    def keep(self) -> None:
+        for _ in range(RESTARTS_MAX):
+            self.process.wait()
+            if not self.is_wanted:
+                return
+            self.start()
 
 
 def pooled_url(url: str, folder: Path) -> str:
