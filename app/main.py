@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 
 from app import __version__
-from app.api import callbacks, calls, confirmations, health, keys, messages, sessions, tools
+from app.api import callbacks, calls, confirmations, deliveries, health, keys, messages, sessions, tools
 from app.api.bridge import Bridge
 from app.api.document import describe
 from app.api.problems import add_handlers
@@ -92,7 +92,9 @@ def create_app(bridge: Bridge) -> FastAPI:
     app.state.bridge = bridge
     app.add_middleware(Requests)
     add_handlers(app)
-    for module in (tools, sessions, confirmations, calls, callbacks, messages, keys, health):
+    for module in (
+        tools, deliveries, sessions, confirmations, calls, callbacks, messages, keys, health
+    ):  # fmt: skip
         app.include_router(module.router)
     describe(app)
     return app

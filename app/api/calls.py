@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from app.api.access import Authenticated, GuardedRoute, requires
 from app.api.bridge import Given
+from app.api.deliveries import DeliveryView, delivery_object
 from app.api.lists import (
     LIMIT_DEFAULT,
     Cursor,
@@ -28,8 +29,8 @@ from app.api.lists import (
 )
 from app.api.problems import documented, not_found
 from app.core.calls import digest
-from app.store import attachments, calls
-from app.store.calls import CallView, Delivery
+from app.store import attachments, calls, deliveries
+from app.store.calls import CallView
 from app.store.paging import Page
 
 router = APIRouter(tags=["calls"], route_class=GuardedRoute)
@@ -84,19 +85,6 @@ class CallObject(BaseModel):
     updated_at: datetime
 
 
-class DeliveryView(BaseModel):
-    """One HTTP request to the webhook. `code` is null when a result was read from the reply."""
-
-    attempt: int
-    tool: str
-    replica: str
-    started_at: datetime
-    finished_at: datetime | None
-    http_status: int | None
-    code: str | None
-    reply: str | None = Field(description="Its first bytes as text, for people.")
-
-
 class CallDetail(CallObject):
     """A call with what led to its state."""
 
@@ -141,10 +129,10 @@ async def get_call(session_id: SessionId, call_id: EventId, bridge: Given, calle
         call = await calls.get(connection, caller.tenant, session_id, call_id)
         if call is None:
             raise not_found("call_not_found")
-        deliveries = await calls.deliveries(connection, caller.tenant, session_id, call_id)
+        found = await deliveries.of_call(connection, caller.tenant, session_id, call_id)
     shown = call_object(call)
     shown["detail"] = call.detail
-    shown["deliveries"] = [_delivery(delivery) for delivery in deliveries]
+    shown["deliveries"] = [delivery_object(delivery) for delivery in found]
     return json_response(shown)
 
 
@@ -199,18 +187,4 @@ def decision_object(decision: calls.Decision) -> dict[str, Any]:
         "via": decision.via,
         "at": decision.at,
         "deny_message": decision.deny_message,
-    }
-
-
-def _delivery(delivery: Delivery) -> dict[str, Any]:
-    reply = None if delivery.reply is None else delivery.reply.decode("utf-8", "replace")
-    return {
-        "attempt": delivery.attempt,
-        "tool": delivery.tool,
-        "replica": delivery.replica_id,
-        "started_at": delivery.started_at,
-        "finished_at": delivery.finished_at,
-        "http_status": delivery.http_status,
-        "code": delivery.code,
-        "reply": reply,
     }

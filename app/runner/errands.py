@@ -502,6 +502,7 @@ class _AttemptLog:
         self._errands = errands
         self._call = call
         self._tool = tool if url is None else replace(tool, url=url)
+        self._noted_url = tool.url  # by the commit of the dispatch
         self._has_arrived = url is not None
         self._since = asyncio.get_running_loop().time()
 
@@ -514,17 +515,25 @@ class _AttemptLog:
         is_first = attempt == self._call.attempts
         waited_s = asyncio.get_running_loop().time() - self._since
         start = AttemptStart(self._call.id, attempt, self._tool)
-        is_noted = is_first and waited_s < SLOT_WAIT_S and not has_moved
+        is_noted = is_first and waited_s < SLOT_WAIT_S and self._tool.url == self._noted_url
         await self._errands.start_attempt(start, is_first=is_first, is_noted=is_noted)
         return self._tool.url
 
     async def finished(self, report: AttemptReport) -> None:
-        end = AttemptEnd(
-            self._call.id, report.attempt, report.http_status, report.code, report.reply_body,
-            callback_s=self._tool.callback_timeout_s if report.is_promise else None,
-            callback_max_s=self._tool.callback_timeout_max_s if report.is_promise else None,
-        )  # fmt: skip
-        self._errands.ended.append(end)
+        promise = self._tool if report.is_promise else None
+        self._errands.ended.append(
+            AttemptEnd(
+                self._call.id,
+                report.attempt,
+                report.http_status,
+                report.code,
+                report.reply_body,
+                excerpt=report.reply_excerpt,
+                duration_ms=report.finished_ms - report.started_ms,
+                callback_s=promise and promise.callback_timeout_s,
+                callback_max_s=promise and promise.callback_timeout_max_s,
+            )
+        )
         self._has_arrived = self._has_arrived or report.was_written
         if not report.was_written:
             await self._errands.note_ended()

@@ -33,6 +33,7 @@ class AttemptStart:
 class AttemptEnd:
     """How a delivery attempt went. `reply` is what came back; `at` when, by the event loop's clock.
 
+    `excerpt` is the reply's beginning without secrets, for people; `duration_ms` is what the attempt took.
     After a 202 the tool has `callback_s` to report, with all its extensions `callback_max_s`.
     """
 
@@ -44,6 +45,8 @@ class AttemptEnd:
     callback_s: float | None = None
     callback_max_s: float | None = None
     at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    excerpt: str = ""
+    duration_ms: int | None = None
 
     @property
     def age_s(self) -> float:
@@ -125,13 +128,13 @@ class _Columns(dict[str, list[Any]]):
 
     def add(self, lease: Lease, **values: Any) -> None:
         for name, value in {"tenant": lease.tenant, "session_id": lease.session_id, **values}.items():
-            self.setdefault(name, []).append(_storable(value))
+            self.setdefault(name, []).append(storable(value))
 
 
 _Rows = list[tuple[st.Bulk, _Columns]]
 
 
-def _storable(value: Any) -> Any:
+def storable(value: Any) -> Any:
     """Text without what Postgres cannot keep; JSON text never holds any of it."""
     if isinstance(value, str) and not (value.isascii() and "\0" not in value):
         return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
@@ -208,8 +211,8 @@ def _attempts(batches: Sequence[Batch]) -> _Rows:
         for end in batch.ended:
             ended.add(
                 batch.lease, call_id=end.call_id, attempt=end.attempt, http_status=end.http_status,
-                code=end.code, reply=end.reply, age_s=end.age_s, callback_s=end.callback_s,
-                callback_max_s=end.callback_max_s,
+                code=end.code, reply=end.reply, excerpt=end.excerpt, duration_ms=end.duration_ms,
+                age_s=end.age_s, callback_s=end.callback_s, callback_max_s=end.callback_max_s,
             )  # fmt: skip
     return [(st.START_ATTEMPTS, started), (st.END_ATTEMPTS, ended)]
 

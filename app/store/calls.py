@@ -1,11 +1,11 @@
-"""Calls as read by the api: a session's log, one call with its deliveries, and what waits for a person."""
+"""Calls as read by the api: a session's log, one call, and what waits for a person."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, func, lateral, not_, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,9 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.store import tables
 from app.store.attachments import NOT_ATTACHED
 from app.store.paging import Page, bounded_rows
-
-DELIVERIES_MAX: Final = 1000
-"""The most attempts of one call that are shown, newest kept."""
 
 _calls = tables.calls
 _decisions = tables.decisions
@@ -68,20 +65,6 @@ class CallView:
     detail: str | None
     created_at: datetime
     updated_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One request to a webhook. `code` is null when a result was read; `reply` are its first bytes."""
-
-    attempt: int
-    tool: str
-    replica_id: str
-    started_at: datetime
-    finished_at: datetime | None
-    http_status: int | None
-    code: str | None
-    reply: bytes | None
 
 
 async def get(connection: AsyncConnection, tenant: str, session_id: str, call_id: str) -> CallView | None:
@@ -141,33 +124,6 @@ async def waiting(
     if session_id is not None:
         query = query.where(_calls.c.session_id == session_id)
     return await _page(connection, query, limit)
-
-
-async def deliveries(
-    connection: AsyncConnection, tenant: str, session_id: str, call_id: str
-) -> Sequence[Delivery]:
-    """Return the deliveries of a call in their order."""
-    table = tables.deliveries
-    query = (
-        select(table)
-        .where(table.c.tenant == tenant, table.c.session_id == session_id, table.c.call_id == call_id)
-        .order_by(table.c.attempt.desc())
-        .limit(DELIVERIES_MAX)
-    )
-    rows = (await connection.execute(query)).all()
-    return [
-        Delivery(
-            attempt=row.attempt,
-            tool=row.tool,
-            replica_id=row.replica_id,
-            started_at=row.started_at,
-            finished_at=row.finished_at,
-            http_status=row.http_status,
-            code=row.code,
-            reply=row.reply,
-        )
-        for row in reversed(rows)
-    ]
 
 
 async def _page(connection: AsyncConnection, query: Select[Any], limit: int) -> Page[CallView]:

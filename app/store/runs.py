@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core import protocol
 from app.core.calls import END_STATES, Call, Decision, Gate, Result
 from app.store import attachments, tables
-from app.store.batches import AttemptEnd
+from app.store.batches import AttemptEnd, storable
 from app.store.leases import Lease
 from app.store.secrets import Secrets
 
@@ -315,7 +315,14 @@ async def leave_attempts(
         await connection.execute(
             update(d)
             .where(mine, d.c.call_id == end.call_id, d.c.attempt == end.attempt)
-            .values(finished_at=func.now(), http_status=end.http_status, code=end.code, reply=end.reply)
+            .values(
+                finished_at=func.now(),
+                http_status=end.http_status,
+                code=end.code,
+                reply=end.reply,
+                reply_excerpt=storable(end.excerpt),
+                duration_ms=end.duration_ms,
+            )
         )
         if end.callback_s is not None and end.callback_max_s is not None:
             await connection.execute(

@@ -177,6 +177,7 @@ START_ATTEMPTS: Final = Bulk.of(
 END_ATTEMPTS: Final = Bulk.of(
     f"""
     update deliveries d set http_status = w.http_status, code = w.code, reply = w.reply,
+        reply_excerpt = w.excerpt, duration_ms = w.duration_ms,
         finished_at = greatest(d.started_at, now() - make_interval(secs => w.age_s)),
         callback_s = w.callback_s, deadline_max_at = now() + make_interval(secs => w.callback_max_s),
         deadline_at = coalesce(now() + make_interval(secs => w.callback_s), d.deadline_at)
@@ -187,6 +188,8 @@ END_ATTEMPTS: Final = Bulk.of(
     http_status="integer",
     code="text",
     reply="bytea",
+    excerpt="text",
+    duration_ms="integer",
     age_s="double precision",
     callback_s="double precision",
     callback_max_s="double precision",

@@ -228,9 +228,14 @@ deliveries = Table(
     Column("finished_at", DateTime(timezone=True)),
     Column("http_status", Integer),
     Column("code", Text, comment="a code of the closed set in docs/errors.md, null when a result was read"),
-    Column("reply", LargeBinary, comment="the reply's first bytes"),
+    Column("reply", LargeBinary, comment="the reply's first bytes, which may hold anything: never shown"),
+    Column("reply_excerpt", Text, comment="its beginning as one line without secrets, to be shown"),
+    Column("duration_ms", Integer, comment="of the attempt itself, by the replica's clock"),
     PrimaryKeyConstraint("tenant", "session_id", "call_id", "attempt"),
     Index(None, "started_at"),
+    Index("ix_deliveries_tool", "tenant", "tool", "started_at"),
+    # By the code alone: with `finished_at` in it no update of a delivery could stay on its page.
+    Index("ix_deliveries_failed", "tenant", "tool", "started_at", postgresql_where=text("code is not null")),
 )
 
 bodies = Table(

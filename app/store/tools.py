@@ -131,6 +131,11 @@ async def get(connection: AsyncConnection, secrets: Secrets, tenant: str, name: 
     return None if row is None else _registration(secrets, row)
 
 
+async def exists(connection: AsyncConnection, tenant: str, name: str) -> bool:
+    query = select(_tools.c.name).where(_tools.c.tenant == tenant, _tools.c.name == name)
+    return await connection.scalar(query) is not None
+
+
 async def page(
     connection: AsyncConnection, secrets: Secrets, tenant: str, *, after: str | None, limit: int
 ) -> list[Registration]:

@@ -12,7 +12,7 @@ import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final, Literal, Protocol
@@ -226,7 +226,7 @@ class Deliverer:
         *,
         was_sent: bool,
     ) -> _Tried:
-        tool = request.tool
+        tool = replace(request.tool, url=url)  # what must not come back is part of where it goes
         started = self._clock()
         left_s = deadline - started
         attempt_s = tool.attempt_timeout_s or tool.timeout_s

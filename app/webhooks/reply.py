@@ -6,6 +6,7 @@ hold neither the URL nor the headers: the agent can print whatever it is told.
 
 from __future__ import annotations
 
+import base64
 import codecs
 import html
 import json
@@ -275,6 +276,7 @@ def _secrets(tool: Tool) -> list[str]:
         *(unquote_plus(pair) for pair in pairs),
         *(value for _, value in tool.headers),
         *(value.partition(" ")[2] for _, value in tool.headers),
+        *(base64.b64encode(secret).decode() for secret in tool.secrets),
     ]
     spellings = {spelling for secret in raw for spelling in (secret, html.escape(secret))}
     return sorted((s for s in spellings if len(s) >= _SECRET_CHARS_MIN), key=len, reverse=True)

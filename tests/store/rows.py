@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import insert, text
@@ -77,6 +78,23 @@ async def add_call(
     }
     await connection.execute(
         insert(tables.calls).values(tenant=tenant, session_id=session_id, id=call_id, **(row | values))
+    )
+
+
+async def add_delivery(
+    connection: AsyncConnection,
+    call_id: str,
+    tenant: str = "default",
+    session_id: str = "sesn_1",
+    **values: Any,
+) -> None:
+    """Add a delivery under way, unless the values say otherwise."""
+    row = {"attempt": 1, "replica_id": "r1", "tool": "bash", "url": "https://tools.example/hook"}
+    row |= {"deadline_at": datetime.now(UTC)}
+    await connection.execute(
+        insert(tables.deliveries).values(
+            tenant=tenant, session_id=session_id, call_id=call_id, **(row | values)
+        )
     )
 
 

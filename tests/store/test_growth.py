@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
@@ -16,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.core.calls import Gate, Result
 from app.core.protocol import Progress
-from app.store import attachments, calls, decisions, messages, runs
+from app.store import attachments, calls, decisions, deliveries, messages, runs
 from app.store.batches import AttemptEnd, AttemptStart, Batch, write
 from app.store.leases import Lease, claim, renew
 from tests.store.batches import a_call, a_tool, final, partial
@@ -79,7 +80,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
         c, "default", session_id="sesn_1", after=0, limit=50
     ),
     "GET call": lambda c, n: calls.get(c, *KEY, "open1"),
-    "GET deliveries": lambda c, n: calls.deliveries(c, *KEY, "c1"),
+    "GET deliveries": lambda c, n: deliveries.of_call(c, *KEY, "c1"),
+    "GET deliveries of a tool": lambda c, n: deliveries.of_tool(c, "default", "t", before=None, limit=50),
+    "GET failed deliveries of a tool": lambda c, n: deliveries.of_tool(
+        c, "default", "t", before=(datetime.now(UTC), "", "", 0), limit=50, only_failed=True
+    ),
     "GET text after the last": lambda c, n: messages.finals(c, *KEY, after_seq=n - 2, limit=50),
     "GET previews": lambda c, n: messages.partials(c, *KEY),
     "GET message": lambda c, n: messages.get(c, *KEY, "m1"),
@@ -100,8 +105,8 @@ ROWS: Final = (
     select 'default', s, 'c' || n, 'custom', 't', repeat('x', 200), 'posted', '[]'""",
     """messages (tenant, session_id, id, state, content, term, seq)
     select 'default', s, 'm' || n, 'final', repeat('x', 200), 1, n""",
-    """deliveries (tenant, session_id, call_id, attempt, replica_id, tool, deadline_at)
-    select 'default', s, 'c' || n, 1, 'r', 't', now()""",
+    """deliveries (tenant, session_id, call_id, attempt, replica_id, tool, deadline_at, started_at, code)
+    select 'default', s, 'c' || n, 1, 'r', 't', now(), now() - make_interval(secs => n), 'timeout'""",
     "bodies (tenant, session_id, call_id, body) select 'default', s, 'c' || n, 'x'",
 )
 """What is over: of each session `s` and number `n` a row of each kind."""
