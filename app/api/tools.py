@@ -103,6 +103,10 @@ class ToolView(ToolPolicy):
     description: str | None
     header_names: list[str]
     version: int = Field(description="Rises with each change of the registration.")
+    disabled_reason: str | None = Field(
+        description="Why the service set `enabled` to false: `gone`, the endpoint answered 410. PUT enables."
+    )
+    disabled_at: datetime | None
     created_at: datetime
     updated_at: datetime
 
@@ -249,6 +253,8 @@ def _view(registration: Registration) -> ToolView:
         description=registration.description,
         header_names=list(registration.header_names),
         version=registration.version,
+        disabled_reason=registration.disabled_reason,
+        disabled_at=registration.disabled_at,
         created_at=registration.created_at,
         updated_at=registration.updated_at,
     )

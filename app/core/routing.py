@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from app.core import events as ev
-from app.core.calls import Call, Decision, Gate
+from app.core.calls import Call, Decision, Gate, Result
 from app.core.gate import UNREAD, judge, tool_gate
 from app.core.ledger import Ledger, Remembered
 from app.core.outgoing import error_result
@@ -99,7 +99,7 @@ class Router:
         elif (gate := tool_gate(tool)) is not None and call.confirmation != "allow":
             self._ledger.save(replace(call, gate=gate), "held")
         elif not tool.enabled:
-            self._sends.answer(call, error_result(f"The tool {call.tool!r} is disabled by its operator."))
+            self._sends.answer(call, _disabled(tool))
         else:
             self._ledger.save(call, "queued")
 
@@ -448,6 +448,11 @@ class Router:
                 self._sends.resume(call)
             elif call.state == "unowned" and self._tool(call) is not None:
                 self._admit(call)  # its tool was registered while nobody served the session
+
+
+def _disabled(tool: Tool) -> Result:
+    why = "by its operator" if tool.disabled_reason is None else "since its endpoint answered that it is gone"
+    return error_result(f"The tool {tool.name!r} is disabled {why}. Nothing was sent to it.")
 
 
 def _call(use: ev.Use) -> Call:

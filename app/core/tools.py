@@ -16,7 +16,8 @@ class Tool:
     of a call; `attempt_timeout_s` bounds one of them. A tool that answers 202 has `callback_timeout_s` from
     then on to report its result, and each word of progress grants as much again, up to
     `callback_timeout_max_s` in all; with 0 it may not answer so. `secrets` are raw signing keys, newest
-    first; every one of them signs. `version` rises with each change of the registration.
+    first; every one of them signs. `version` rises with each change of the registration. `disabled_reason` is
+    why the service disabled it: `gone`, its endpoint answered 410.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Tool:
     concurrency: int = 32
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     enabled: bool = True
+    disabled_reason: Literal["gone"] | None = None
     reply_bytes_max: int = 1_048_576
     result_chars_max: int = 100_000
     version: int = 1

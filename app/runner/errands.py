@@ -28,6 +28,7 @@ from app.store.batches import AttemptEnd, AttemptStart, Batch
 from app.store.budgets import Priority
 from app.store.database import is_unavailable
 from app.store.leases import SEND_S, Lease
+from app.store.tools import disable_gone
 from app.store.writer import Writer
 from app.upstream.client import UpstreamClient
 from app.upstream.failures import UpstreamError
@@ -453,6 +454,22 @@ class Errands:
             ended, self.ended = self.ended, []
             await self._parts.writer.submit(Batch(self._lease, ended=ended))
 
+    async def disable(self, tool: Tool) -> None:
+        """Disable a tool whose endpoint answered 410. When the database is away, the next 410 does it."""
+        try:
+            async with self._parts.engine.begin() as connection:
+                is_done = await disable_gone(connection, self._lease.tenant, tool)
+        except Exception as error:
+            if not is_unavailable(error):
+                raise
+            log.warning("tool_not_disabled", tool=tool.name, error=repr(error))
+            return
+        if is_done:
+            log.warning(
+                "tool_disabled", tenant=self._lease.tenant, tool=tool.name, reason="gone",
+                remedy="PUT /tools/{tool} enables it again",
+            )  # fmt: skip
+
     def _watch(self, orphans: Collection[str]) -> None:
         if orphans:
             self._watches += 1
@@ -510,7 +527,7 @@ class _AttemptLog:
         current = self._errands.tools.get(self._tool.name)
         has_moved = current is not None and current.url != self._tool.url and not self._has_arrived
         if current is not None and has_moved:
-            self._tool = replace(self._tool, url=current.url)
+            self._tool = replace(self._tool, url=current.url, version=current.version)
         # The first one was committed together with the dispatch, and its deadline counted from there.
         is_first = attempt == self._call.attempts
         waited_s = asyncio.get_running_loop().time() - self._since
@@ -520,7 +537,7 @@ class _AttemptLog:
         return self._tool.url
 
     async def finished(self, report: AttemptReport) -> None:
-        promise = self._tool if report.is_promise else None
+        tool = self._tool
         self._errands.ended.append(
             AttemptEnd(
                 self._call.id,
@@ -530,10 +547,12 @@ class _AttemptLog:
                 report.reply_body,
                 excerpt=report.reply_excerpt,
                 duration_ms=report.finished_ms - report.started_ms,
-                callback_s=promise and promise.callback_timeout_s,
-                callback_max_s=promise and promise.callback_timeout_max_s,
+                callback_s=tool.callback_timeout_s if report.is_promise else None,
+                callback_max_s=tool.callback_timeout_max_s if report.is_promise else None,
             )
         )
         self._has_arrived = self._has_arrived or report.was_written
+        if report.code == "gone":
+            await self._errands.disable(self._tool)
         if not report.was_written:
             await self._errands.note_ended()

@@ -77,6 +77,8 @@ tools = Table(
     Column("secrets", LargeBinary, nullable=False, comment="encrypted: signing keys, newest first"),
     Column("headers", LargeBinary, nullable=False, comment="encrypted: extra request headers"),
     Column("version", Integer, nullable=False, server_default=text("1")),
+    Column("disabled_reason", Text, comment="a code, when the service disabled it; the policy says enabled"),
+    Column("disabled_at", DateTime(timezone=True)),
     _now("created_at"),
     _now("updated_at"),
     PrimaryKeyConstraint("tenant", "name"),

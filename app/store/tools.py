@@ -48,7 +48,8 @@ class _SigningKey(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class Registration:
     """A tool as registered. `policy` holds the members of the registration that are neither url, nor text,
-    nor secret; `header_names` are those of the write-only headers."""
+    nor secret; `header_names` are those of the write-only headers. `disabled_reason` is set while the service
+    keeps the tool disabled: `gone`, its endpoint answered 410."""
 
     name: str
     url: str
@@ -56,6 +57,8 @@ class Registration:
     policy: Mapping[str, Any]
     header_names: tuple[str, ...]
     version: int
+    disabled_reason: str | None
+    disabled_at: datetime | None
     created_at: datetime
     updated_at: datetime
 
@@ -124,6 +127,33 @@ async def put(
     row = (await connection.execute(changed)).one()
     await _raise_version(connection, tenant)
     return Put(_registration(secrets, row), None)
+
+
+async def disable_gone(connection: AsyncConnection, tenant: str, tool: Tool) -> bool:
+    """Disable a tool whose endpoint answered 410; return whether this did it.
+
+    Only the registration that was called is disabled: one that was put since then is another try.
+    """
+    await _lock_registry(connection, tenant)
+    is_it = (
+        _tools.c.tenant == tenant, _tools.c.name == tool.name,
+        _tools.c.version == tool.version, _tools.c.url == tool.url,
+    )  # fmt: skip
+    stored = await connection.scalar(select(_tools.c.policy).where(*is_it))
+    policy = {} if stored is None else msgspec.json.decode(stored, type=dict[str, Any])
+    if stored is None or not policy.get("enabled", True):
+        return False
+    await connection.execute(
+        update(_tools)
+        .where(*is_it)
+        .values(
+            policy=msgspec.json.encode(policy | {"enabled": False}).decode(),
+            disabled_reason="gone", disabled_at=func.now(),
+            version=_tools.c.version + 1, updated_at=func.now(),
+        )
+    )  # fmt: skip
+    await _raise_version(connection, tenant)
+    return True
 
 
 async def get(connection: AsyncConnection, secrets: Secrets, tenant: str, name: str) -> Registration | None:
@@ -228,6 +258,8 @@ def _values(
         "description": description,
         "policy": msgspec.json.encode(policy).decode(),
         "headers": sealed,
+        "disabled_reason": None,
+        "disabled_at": None,
     }
 
 
@@ -249,6 +281,8 @@ def _registration(secrets: Secrets, row: Row[Any]) -> Registration:
         policy=msgspec.json.decode(row.policy, type=dict[str, Any]),
         header_names=names,
         version=row.version,
+        disabled_reason=row.disabled_reason,
+        disabled_at=row.disabled_at,
         created_at=row.created_at,
         updated_at=row.updated_at,
     )
@@ -265,6 +299,7 @@ def _tool(secrets: Secrets, row: Row[Any]) -> Tool:
         secrets=tuple(base64.b64decode(key.key) for key in keys),
         headers=tuple(_headers(secrets, row).items()),
         version=row.version,
+        disabled_reason=row.disabled_reason,
         **known,
     )
 

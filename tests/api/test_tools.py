@@ -59,6 +59,8 @@ async def test_a_new_tool_has_every_default_and_shows_its_secret_once(service: S
         "result_chars_max": 100000,
         "input_schema": None,
         "version": 1,
+        "disabled_reason": None,
+        "disabled_at": None,
     }
     assert "signing_secret" not in (await service.http.get("/tools/echo")).json()
     assert "signing_secret" not in (await put(service)).json()
