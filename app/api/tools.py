@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -23,7 +25,8 @@ from app.api.lists import (
 from app.api.problems import Problem, documented, invalid, not_found
 from app.core.headers import HEADER_CHARS_MAX, HEADERS_MAX, is_refused_webhook, is_well_formed
 from app.core.tools import Retry
-from app.store import tools
+from app.store import health, tools
+from app.store.health import Health
 from app.store.tools import Registration
 
 URL_CHARS_MAX: Final = 2048
@@ -58,6 +61,10 @@ class ToolPolicy(BaseModel):
     on_expiry: Literal["deny", "keep"] = "deny"
     callback_timeout_s: int = Field(3600, ge=0, le=DAY_S, description="0 refuses a 202.")
     callback_timeout_max_s: int = Field(DAY_S, ge=0, le=30 * DAY_S)
+    when_unhealthy: Literal["wait", "answer"] = Field(
+        "wait",
+        description="While the endpoint is down, calls wait for it up to timeout_s, or are answered at once.",
+    )
     concurrency: int = Field(32, ge=1, le=1000)
     enabled: bool = True
     reply_bytes_max: int = Field(1_048_576, ge=1024, le=16_777_216)
@@ -95,6 +102,17 @@ class ToolBody(ToolPolicy):
         return self
 
 
+class HealthView(BaseModel):
+    """Whether the endpoint works, by the worst view of the replicas."""
+
+    state: str = Field(
+        description="`closed`: it works. `open`: it is down, nothing is sent. `half_open`: one call tries it."
+    )
+    since: datetime | None = Field(description="The first failure after the last success.")
+    last_error: str | None = Field(description="A delivery's code, with the HTTP status if there was one.")
+    failures: int = Field(description="In a row, when the state last changed.")
+
+
 class ToolView(ToolPolicy):
     """A tool as stored."""
 
@@ -107,6 +125,7 @@ class ToolView(ToolPolicy):
         description="Why the service set `enabled` to false: `gone`, the endpoint answered 410. PUT enables."
     )
     disabled_at: datetime | None
+    health: HealthView
     created_at: datetime
     updated_at: datetime
 
@@ -187,7 +206,8 @@ async def put_tool(name: ToolName, body: ToolBody, bridge: Given, caller: Authen
             raise Problem(
                 "too_many_tools", f"The tenant has {tools.TOOLS_MAX} tools; delete one first."
             ) from error
-    view = _view(done.registration)
+        seen = await health.of(connection, caller.tenant, [name])
+    view = _view(done.registration, seen)
     if done.signing_secret is None:
         return Response(view.model_dump_json(), media_type="application/json")
     new = NewToolView(**view.model_dump(), signing_secret=done.signing_secret)
@@ -214,7 +234,8 @@ async def list_tools(
             after=None if place is None else place[0],
             limit=limit + 1,
         )
-    shown = [_view(registration) for registration in found[:limit]]
+        seen = await health.of(connection, caller.tenant, [registration.name for registration in found])
+    shown = [_view(registration, seen) for registration in found[:limit]]
     return ListOf(data=shown, next_cursor=encode_cursor([shown[-1].name]) if len(found) > limit else None)
 
 
@@ -224,9 +245,10 @@ async def list_tools(
 async def get_tool(name: ToolName, bridge: Given, caller: Authenticated) -> ToolView:
     async with bridge.engine.connect() as connection:
         found = await tools.get(connection, bridge.secrets, caller.tenant, name)
+        seen = await health.of(connection, caller.tenant, [name])
     if found is None:
         raise not_found("tool_not_found")
-    return _view(found)
+    return _view(found, seen)
 
 
 @router.delete(
@@ -244,7 +266,7 @@ async def delete_tool(name: ToolName, bridge: Given, caller: Authenticated) -> R
     return RemovedTool(name=name, calls=calls, calls_total=removed.calls_total)
 
 
-def _view(registration: Registration) -> ToolView:
+def _view(registration: Registration, seen: Mapping[str, Health]) -> ToolView:
     known = {name: value for name, value in registration.policy.items() if name in ToolPolicy.model_fields}
     return ToolView(
         **known,
@@ -255,6 +277,7 @@ def _view(registration: Registration) -> ToolView:
         version=registration.version,
         disabled_reason=registration.disabled_reason,
         disabled_at=registration.disabled_at,
+        health=HealthView(**asdict(seen.get(registration.name, Health()))),
         created_at=registration.created_at,
         updated_at=registration.updated_at,
     )

@@ -28,6 +28,7 @@ class Tool:
     retry: Retry = "connect_only"
     on_unknown: Literal["answer", "ask"] = "answer"
     gate: Literal["upstream", "ask"] = "upstream"
+    when_unhealthy: Literal["wait", "answer"] = "wait"
     callback_timeout_s: float = 3600.0
     callback_timeout_max_s: float = 86_400.0
     concurrency: int = 32

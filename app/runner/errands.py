@@ -27,12 +27,14 @@ from app.store import runs
 from app.store.batches import AttemptEnd, AttemptStart, Batch
 from app.store.budgets import Priority
 from app.store.database import is_unavailable
+from app.store.health import note as note_health
 from app.store.leases import SEND_S, Lease
 from app.store.tools import disable_gone
 from app.store.writer import Writer
 from app.upstream.client import UpstreamClient
 from app.upstream.failures import UpstreamError
 from app.webhooks.delivery import AttemptReport, Deliverer, DeliveryRequest
+from app.webhooks.health import Health
 
 STREAM_BUFFER_MAX: Final = 10_000
 """How many events are buffered while history is read; then upstream is read no further."""
@@ -121,6 +123,7 @@ class Errands:
         self._outcomes: dict[str, tuple[int, p.Delivered]] = {}
         self._unstarted: set[tuple[str, int]] = set()
         self._promised: set[str] = set()
+        self._waiting: set[str] = set()
         self._has_news = asyncio.Event()
         self._is_connecting = False
         self._single: dict[str, asyncio.Task[None]] = {}
@@ -178,11 +181,13 @@ class Errands:
     async def leave(self) -> None:
         """End everything but deliveries and sends under way; results are left to the next run from now on.
 
-        A send that has left is waited for: the next run must not repeat it before it is over.
+        Deliveries that wait for their turn, or for their endpoint, do not begin any more. A send that has
+        left is waited for: the next run must not repeat it before it is over.
         """
         self._has_left = True
         leaving = [task for key, task in self._sends.items() if key in self._leaving]
         tasks = [*self._single.values(), *(task for task in self._sends.values() if task not in leaving)]
+        tasks += [task for call_id, task in self._deliveries.items() if call_id in self._waiting]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -198,7 +203,9 @@ class Errands:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-        await self._leave_results(abandoned=tasks.keys() - self._outcomes.keys() - self._promised)
+        unstarted = {call_id for call_id, _ in self._unstarted}
+        known = self._outcomes.keys() | self._promised | unstarted
+        await self._leave_results(abandoned=tasks.keys() - known)
 
     async def _leave_results(self, *, abandoned: Collection[str]) -> None:
         """Leave all that is known to the next run, patiently while the database is away."""
@@ -386,6 +393,18 @@ class Errands:
     # ---- webhooks
 
     async def _deliver(self, call: Call, tool: Tool) -> None:
+        self._waiting.add(call.id)
+        try:
+            await self._deliver_once(call, tool)
+        except (_NotStartedError, asyncio.CancelledError) as error:
+            if call.id in self._waiting:
+                self._unstarted.add((call.id, call.attempts))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self._waiting.discard(call.id)
+
+    async def _deliver_once(self, call: Call, tool: Tool) -> None:
         lease = self._lease
         body: bytes | None = None
         key_id: str | None = None
@@ -398,11 +417,8 @@ class Errands:
             body, key_id = self._parts.callbacks.body(call, tool, lease)
         body = self._parts.callbacks.sent(body, key_id, call, lease)
         request = DeliveryRequest(lease.tenant, lease.session_id, call, tool, body, call.attempts)
-        try:
-            outcome = await self._parts.deliverer.deliver(request, _AttemptLog(self, call, tool, url))
-        except _NotStartedError:
-            self._unstarted.add((call.id, call.attempts))
-            return
+        outcome = await self._parts.deliverer.deliver(request, _AttemptLog(self, call, tool, url))
+        self._waiting.discard(call.id)
         if outcome.result is None:
             await self._promise(p.Promised(call.id, outcome.attempts))
             return
@@ -443,6 +459,7 @@ class Errands:
             if self._has_left:
                 raise _NotStartedError
             await asyncio.sleep(TRUST_POLL_S)
+        self._waiting.discard(start.call_id)
         if not is_noted and not self._has_left:
             ended = [end for end in self.ended if end.call_id == start.call_id]
             self.ended = [end for end in self.ended if end.call_id != start.call_id]
@@ -453,6 +470,25 @@ class Errands:
         if not self._has_left:
             ended, self.ended = self.ended, []
             await self._parts.writer.submit(Batch(self._lease, ended=ended))
+
+    async def note_health(self, tool: str, health: Health) -> bool:
+        """Store how this replica sees a tool's endpoint; return False when the database is away."""
+        current = self.tools.get(tool)
+        if current is None or current.url != health.url:
+            return True  # it is the tool's no more
+        try:
+            async with self._parts.engine.begin() as connection:
+                await note_health(
+                    connection, self._parts.replica_id, self._lease.tenant, tool, health.url,
+                    state=health.state, since=health.since, last_error=health.last_error,
+                    failures=health.failures,
+                )  # fmt: skip
+        except Exception as error:
+            if not is_unavailable(error):
+                raise
+            log.warning("tool_health_not_stored", tool=tool, state=health.state, error=repr(error))
+            return False
+        return True
 
     async def disable(self, tool: Tool) -> None:
         """Disable a tool whose endpoint answered 410. When the database is away, the next 410 does it."""
@@ -523,18 +559,22 @@ class _AttemptLog:
         self._has_arrived = url is not None
         self._since = asyncio.get_running_loop().time()
 
-    async def started(self, attempt: int) -> str:
+    def url(self) -> str:
         current = self._errands.tools.get(self._tool.name)
-        has_moved = current is not None and current.url != self._tool.url and not self._has_arrived
-        if current is not None and has_moved:
+        if current is not None and current.url != self._tool.url and not self._has_arrived:
             self._tool = replace(self._tool, url=current.url, version=current.version)
+        return self._tool.url
+
+    async def started(self, attempt: int) -> None:
         # The first one was committed together with the dispatch, and its deadline counted from there.
         is_first = attempt == self._call.attempts
         waited_s = asyncio.get_running_loop().time() - self._since
         start = AttemptStart(self._call.id, attempt, self._tool)
         is_noted = is_first and waited_s < SLOT_WAIT_S and self._tool.url == self._noted_url
         await self._errands.start_attempt(start, is_first=is_first, is_noted=is_noted)
-        return self._tool.url
+
+    async def health_changed(self, health: Health) -> bool:
+        return await self._errands.note_health(self._tool.name, health)
 
     async def finished(self, report: AttemptReport) -> None:
         tool = self._tool

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 TTL_S: Final = 12.0
@@ -149,12 +149,18 @@ async def count_restart(connection: AsyncConnection, lease: Lease) -> int:
 
 async def leave(connection: AsyncConnection, replica_id: str) -> None:
     """Forget the replica, at the end of an orderly stop; others may take over what it still held."""
-    await connection.execute(text("delete from replicas where id = :id"), {"id": replica_id})
+    await connection.execute(_forget("id = :id"), {"id": replica_id})
 
 
 async def forget_dead(connection: AsyncConnection, *, older_than_s: float) -> None:
     """Remove the rows of replicas that died long ago."""
-    await connection.execute(
-        text("delete from replicas where expires_at < now() - make_interval(secs => :age)"),
-        {"age": older_than_s},
+    is_dead = "expires_at < now() - make_interval(secs => :age)"
+    await connection.execute(_forget(is_dead), {"age": older_than_s})
+
+
+def _forget(which: str) -> TextClause:
+    """Remove replicas, with what they thought of the tools' health."""
+    return text(
+        f"with gone as (delete from replicas where {which} returning id)"
+        " delete from tool_health where replica_id in (select id from gone)"
     )

@@ -23,7 +23,7 @@ OVER_MAX: Final = 500
 
 UNSENT_CODES: Final = (
     "blocked_url", "blocked_address", "dns_failed", "connect_failed",
-    "tls_expired", "tls_untrusted", "tls_wrong_host", "tls_too_old", "tls_failed",
+    "tls_expired", "tls_untrusted", "tls_wrong_host", "tls_too_old", "tls_failed", "unhealthy",
 )  # fmt: skip
 """Codes of attempts that failed before anything was written to the tool."""
 

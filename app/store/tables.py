@@ -91,6 +91,22 @@ registries = Table(
     Column("version", BigInteger, nullable=False, comment="rises with every change of the tenant's tools"),
 )
 
+tool_health = Table(
+    "tool_health",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("tool", Text, nullable=False),
+    Column("replica_id", Text, nullable=False),
+    Column("url", Text, nullable=False, comment="counts only while the tool still has it"),
+    Column("state", Text, nullable=False),
+    Column("since", DateTime(timezone=True), nullable=False, comment="of the first failure in a row"),
+    Column("last_error", Text, nullable=False),
+    Column("failures", Integer, nullable=False, comment="in a row, when the state last changed"),
+    _now("updated_at"),
+    PrimaryKeyConstraint("tenant", "tool", "replica_id"),
+    Index(None, "replica_id"),
+)
+
 replicas = Table(
     "replicas",
     metadata,

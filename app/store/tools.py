@@ -125,6 +125,8 @@ async def put(
         .returning(_tools)
     )
     row = (await connection.execute(changed)).one()
+    if current.url != url:
+        await _forget_health(connection, tenant, name)
     await _raise_version(connection, tenant)
     return Put(_registration(secrets, row), None)
 
@@ -185,6 +187,7 @@ async def remove(connection: AsyncConnection, tenant: str, name: str) -> Removed
     if gone.one_or_none() is None:
         return None
     await _raise_version(connection, tenant)
+    await _forget_health(connection, tenant, name)
     calls = tables.calls
     is_affected = (calls.c.tenant == tenant, calls.c.tool == name, calls.c.state.in_(_OPEN_STATES))
     total = await connection.scalar(select(func.count()).select_from(calls).where(*is_affected))
@@ -237,6 +240,12 @@ async def _raise_version(connection: AsyncConnection, tenant: str) -> None:
         update(registries).where(registries.c.tenant == tenant).values(version=registries.c.version + 1)
     )
     await notify(connection, [registry_key(tenant)])
+
+
+async def _forget_health(connection: AsyncConnection, tenant: str, name: str) -> None:
+    """What is known of its endpoint's health was of another endpoint."""
+    table = tables.tool_health
+    await connection.execute(delete(table).where(table.c.tenant == tenant, table.c.tool == name))
 
 
 def _one(tenant: str, name: str) -> Any:
@@ -310,6 +319,7 @@ _TOOL_MEMBERS: Final = (
     "retry",
     "on_unknown",
     "gate",
+    "when_unhealthy",
     "callback_timeout_s",
     "callback_timeout_max_s",
     "concurrency",

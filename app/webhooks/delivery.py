@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final, Literal, Protocol
 
@@ -31,10 +31,12 @@ from app.webhooks.attempt import (
     FailureCode,
 )
 from app.webhooks.egress import Egress, Lookup
+from app.webhooks.health import Endpoints, Health
 from app.webhooks.reply import ReplyCode, cleaned, error_result, is_endpoint_failure, read_reply, the_tool
 from app.webhooks.slots import Slots
 
-DeliveryCode = FailureCode | ReplyCode
+NotTried = Literal["unhealthy"]
+DeliveryCode = FailureCode | ReplyCode | NotTried
 
 RETRY_START_S: Final = 0.5
 RETRY_CAP_S: Final = 10.0
@@ -42,11 +44,17 @@ TENANT_DELIVERIES_MAX: Final = 100
 ATTEMPTS_MAX: Final = 100
 """A bound of the loop; the deadline ends it long before."""
 EXCERPT_CHARS_MAX: Final = 2048
+HEALTH_LOOK_S: Final = 1.0
+"""How often a call that waits for its endpoint sees whether the tool has moved meanwhile."""
 
 _SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _PERMANENT: Final = frozenset(
     {"blocked_url", "blocked_address", "tls_expired", "tls_untrusted", "tls_wrong_host", "tls_too_old"}
 )
+FAIR_SHARE: Final = 0.9
+"""An attempt that had less of its time than this says nothing of its endpoint by timing out."""
+_SAYS_NOTHING: Final = frozenset({"blocked_url", "blocked_address"})
+"""It is we who do not call: that tells nothing of the endpoint."""
 _REPEATED: Final[Mapping[str, frozenset[str | None]]] = {
     "never": frozenset(),
     "connect_only": frozenset({"unsent", "asked"}),
@@ -128,21 +136,35 @@ class DeliveryOutcome:
 class AttemptLog(Protocol):
     """Who is told of attempts. What these raise ends the delivery."""
 
-    async def started(self, attempt: int) -> str | None:
-        """Called before anything leaves; the attempt waits for it, and goes to the URL that it returns."""
+    def url(self) -> str | None:
+        """Where the next attempt would go; None means the tool's own URL."""
+
+    async def started(self, attempt: int) -> None:
+        """Called before anything leaves, right after `url`; the attempt waits for it."""
 
     async def finished(self, report: AttemptReport) -> None:
-        """Called after each attempt, before the next one or the outcome."""
+        """Called after each attempt, before the next one or the outcome.
+
+        Also, without a start, when none was made because the endpoint is down.
+        """
+
+    async def health_changed(self, health: Health) -> bool:
+        """Called when the state of the endpoint's health has changed; return whether that is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """One attempt, judged. `retry` is what a policy must allow for another: None means that none helps."""
+    """One attempt, judged. `retry` is what a policy must allow for another: None means that none helps.
+
+    `error` is how the endpoint failed, `is_well` whether it works.
+    """
 
     outcome: DeliveryOutcome
     retry: Literal["unsent", "asked", "sent"] | None
     was_written: bool
     floor_s: float | None = None
+    error: str | None = None
+    is_well: bool = False
 
 
 class Deliverer:
@@ -168,6 +190,7 @@ class Deliverer:
     ) -> None:
         self._door = Door(egress, tls=tls, lookup=lookup)
         self._slots = Slots()
+        self._endpoints = Endpoints(clock, wall)
         self._version = version
         self._tenant_max = tenant_deliveries_max
         self._clock = clock
@@ -178,34 +201,75 @@ class Deliverer:
     async def deliver(self, request: DeliveryRequest, log: AttemptLog) -> DeliveryOutcome:
         """Deliver a call and return what it came to; a fault of the tool is an outcome, never an exception.
 
-        Waits for one of the tool's slots first, then of the tenant's, which takes nothing from
-        `tool.timeout_s`.
+        While the endpoint is down, waits for it for at most `tool.timeout_s`, or answers at once, as the tool
+        has it. Then waits for one of the tool's slots, and of the tenant's. None of that takes anything from
+        the time of the attempts.
         """
         tool = request.tool
-        async with (
-            # In this order, so that who waits for a busy tool keeps no other tool's calls from running.
-            self._slots.slot((request.tenant, tool.name), tool.concurrency),
-            self._slots.slot((request.tenant, None), self._tenant_max),
-        ):
-            url = await log.started(request.attempt)
-            deadline = self._clock() + tool.timeout_s
-            was_sent = request.attempt > 1
-            for failures in range(1, ATTEMPTS_MAX + 1):
-                number = request.attempt + failures - 1
-                tried = await self._try(request, number, deadline, log, url or tool.url, was_sent=was_sent)
-                was_sent = was_sent or tried.was_written
-                pause_s = self._pause_s(tool, tried, failures, deadline)
-                if pause_s is None:
-                    return tried.outcome
-                await self._sleep(pause_s)
-                if self._clock() >= deadline:
-                    return tried.outcome
-                url = await log.started(number + 1)
-            raise AssertionError("the deadline did not end the attempts")
+        until = self._clock() + tool.timeout_s
+        while await self._is_well(request, log, until):
+            async with (
+                # In this order, so that who waits for a busy tool keeps no other tool's calls from running.
+                self._slots.slot((request.tenant, tool.name), tool.concurrency),
+                self._slots.slot((request.tenant, None), self._tenant_max),
+            ):
+                outcome = await self._attempts(request, log)
+            if outcome is not None:
+                return outcome
+        return await self._not_tried(request, log)
 
     async def close(self) -> None:
         """Close every connection, once no delivery is under way."""
         await self._door.close()
+
+    async def _attempts(self, request: DeliveryRequest, log: AttemptLog) -> DeliveryOutcome | None:
+        """Make the attempts; None if the endpoint went down while the first one waited for its turn."""
+        tool = request.tool
+        deadline: float | None = None
+        was_sent = request.attempt > 1
+        tried: _Tried | None = None
+        for failures in range(1, ATTEMPTS_MAX + 1):
+            number = request.attempt + failures - 1
+            url = log.url() or tool.url
+            endpoint = self._endpoints.of(request.tenant, tool.name, url)
+            if endpoint.wait_s() > 0:
+                return None if tried is None else tried.outcome
+            async with endpoint.attempt(log.health_changed) as verdict:
+                await log.started(number)
+                deadline = deadline or self._clock() + tool.timeout_s
+                tried = await self._try(request, number, deadline, log, url, was_sent=was_sent)
+                verdict.error, verdict.is_well = tried.error, tried.is_well
+            was_sent = was_sent or tried.was_written
+            pause_s = self._pause_s(tool, tried, failures, deadline)
+            if pause_s is None:
+                return tried.outcome
+            await self._sleep(pause_s)
+            if not await self._is_well(request, log, deadline) or self._clock() >= deadline:
+                return tried.outcome
+        raise AssertionError("the deadline did not end the attempts")
+
+    async def _is_well(self, request: DeliveryRequest, log: AttemptLog, until: float) -> bool:
+        """Wait for the endpoint, if the tool has it so; return whether an attempt may begin in time."""
+        tool = request.tool
+        while True:
+            wait_s = self._endpoints.of(request.tenant, tool.name, log.url() or tool.url).wait_s()
+            left_s = until - self._clock()
+            if wait_s <= 0:
+                return True
+            if tool.when_unhealthy == "answer" or wait_s >= left_s:
+                return False
+            await self._sleep(min(wait_s, HEALTH_LOOK_S))
+
+    async def _not_tried(self, request: DeliveryRequest, log: AttemptLog) -> DeliveryOutcome:
+        tool, now_ms = request.tool, int(self._clock() * 1000)
+        health = self._endpoints.of(request.tenant, tool.name, log.url() or tool.url).health
+        await log.finished(AttemptReport(request.attempt, now_ms, now_ms, None, "unhealthy", False, ""))
+        sentence = f"{the_tool(tool)} was not called: its endpoint is down"
+        if health.since is not None:
+            since = datetime.fromtimestamp(health.since, UTC).isoformat(timespec="seconds")
+            sentence += f" since {since.replace('+00:00', 'Z')} ({health.last_error})"
+        consequence = _SENT_BEFORE if request.attempt > 1 else _NOT_SENT
+        return DeliveryOutcome(error_result(f"{sentence}. {consequence}"), request.attempt, code="unhealthy")
 
     def _pause_s(self, tool: Tool, tried: _Tried, failures: int, deadline: float) -> float | None:
         """How long to wait before the next attempt; None if there is none."""
@@ -254,7 +318,8 @@ class Deliverer:
             tried = self._answered(came, tool, number)
         else:
             limit_s = tool.timeout_s if left_s <= attempt_s else attempt_s
-            tried = _failed(came, tool, number, limit_s, was_sent=was_sent)
+            is_rest = left_s < FAIR_SHARE * attempt_s
+            tried = _failed(came, tool, number, limit_s, was_sent=was_sent, is_rest=is_rest)
         await log.finished(
             AttemptReport(
                 attempt=number,
@@ -274,10 +339,13 @@ class Deliverer:
         reply = read_reply(answer.status, answer.headers, answer.body, tool)
         outcome = DeliveryOutcome(reply.result, number, code=reply.code)
         if not is_endpoint_failure(answer.status):
-            return _Tried(outcome, None, was_written=True)
+            return _Tried(outcome, None, was_written=True, is_well=True)
         floor_s = retry_after_s(answer.headers.get("Retry-After"), now_s=self._wall())
         is_asked = answer.status in (429, 503) and floor_s is not None
-        return _Tried(outcome, "asked" if is_asked else "sent", was_written=True, floor_s=floor_s)
+        error = f"http_status {answer.status}"
+        return _Tried(
+            outcome, "asked" if is_asked else "sent", was_written=True, floor_s=floor_s, error=error
+        )
 
 
 def retry_after_s(value: str | None, *, now_s: float) -> float | None:
@@ -292,7 +360,9 @@ def retry_after_s(value: str | None, *, now_s: float) -> float | None:
     return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now_s)
 
 
-def _failed(failure: Failure, tool: Tool, number: int, limit_s: float, *, was_sent: bool) -> _Tried:
+def _failed(
+    failure: Failure, tool: Tool, number: int, limit_s: float, *, was_sent: bool, is_rest: bool
+) -> _Tried:
     if failure.code == "timeout":
         happened = f"timed out: no complete answer within {limit_s:.6g} s"
     else:
@@ -305,9 +375,12 @@ def _failed(failure: Failure, tool: Tool, number: int, limit_s: float, *, was_se
         outcome_unknown=failure.was_written and tool.retry != "safe",
         code=failure.code,
     )
-    if failure.code in _PERMANENT:
-        return _Tried(outcome, None, was_written=failure.was_written)
-    return _Tried(outcome, "sent" if failure.was_written else "unsent", was_written=failure.was_written)
+    retry: Literal["unsent", "sent"] | None = "sent" if failure.was_written else "unsent"
+    is_cut = failure.code == "timeout" and is_rest
+    error = None if is_cut or failure.code in _SAYS_NOTHING else failure.code
+    return _Tried(
+        outcome, None if failure.code in _PERMANENT else retry, was_written=failure.was_written, error=error
+    )
 
 
 def _excerpt(came: Answer | Failure, tool: Tool) -> str:

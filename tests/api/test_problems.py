@@ -14,6 +14,7 @@ from app.api.problems import BODY_BYTES_MAX
 from app.store import attachments
 from app.store.database import create_engine
 from app.webhooks.attempt import FailureCode
+from app.webhooks.delivery import NotTried
 from app.webhooks.reply import ReplyCode
 from tests.api.service import AS_ADMIN, Service, problem, served
 from tests.store.rows import until
@@ -293,4 +294,4 @@ def test_every_code_is_documented_with_its_status() -> None:
 
 def test_every_code_of_a_delivery_is_documented() -> None:
     rows = re.findall(r"^\| `([a-z_]+)` \| [A-Z]", ERRORS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert {*get_args(FailureCode), *get_args(ReplyCode)} <= set(rows)
+    assert {*get_args(FailureCode), *get_args(ReplyCode), *get_args(NotTried)} <= set(rows)

@@ -52,6 +52,7 @@ async def test_a_new_tool_has_every_default_and_shows_its_secret_once(service: S
         "on_expiry": "deny",
         "callback_timeout_s": 3600,
         "callback_timeout_max_s": 86400,
+        "when_unhealthy": "wait",
         "concurrency": 32,
         "header_names": [],
         "enabled": True,
@@ -61,6 +62,7 @@ async def test_a_new_tool_has_every_default_and_shows_its_secret_once(service: S
         "version": 1,
         "disabled_reason": None,
         "disabled_at": None,
+        "health": {"state": "closed", "since": None, "last_error": None, "failures": 0},
     }
     assert "signing_secret" not in (await service.http.get("/tools/echo")).json()
     assert "signing_secret" not in (await put(service)).json()
@@ -123,6 +125,7 @@ async def test_a_name_that_no_tool_can_have_is_not_found(service: Service, name:
         {"attempt_timeout_s": 121},
         {"retry": "always"},
         {"gate": "none"},
+        {"when_unhealthy": "retry"},
         {"concurrency": 0},
         {"enabled": "yes"},
         {"enabled": 1},

@@ -16,6 +16,7 @@ from app.core.tools import Tool
 from app.webhooks.attempt import KEEPALIVE_S
 from app.webhooks.delivery import AttemptReport, Deliverer, DeliveryRequest
 from app.webhooks.egress import Egress
+from app.webhooks.health import Health
 from app.webhooks.wire import build_body
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -180,6 +181,14 @@ class Log:
 
     begun: list[int] = field(default_factory=list)
     reports: list[AttemptReport] = field(default_factory=list)
+    healths: list[Health] = field(default_factory=list)
+
+    def url(self) -> None:
+        return None
+
+    async def health_changed(self, health: Health) -> bool:
+        self.healths.append(health)
+        return True
 
     async def started(self, attempt: int) -> None:
         self.begun.append(attempt)
