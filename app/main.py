@@ -8,7 +8,18 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 
 from app import __version__
-from app.api import callbacks, calls, confirmations, deliveries, health, keys, messages, sessions, tools
+from app.api import (
+    callbacks,
+    calls,
+    confirmations,
+    deliveries,
+    health,
+    keys,
+    messages,
+    sessions,
+    tool_tests,
+    tools,
+)
 from app.api.bridge import Bridge
 from app.api.document import describe
 from app.api.problems import add_handlers
@@ -93,7 +104,7 @@ def create_app(bridge: Bridge) -> FastAPI:
     app.add_middleware(Requests)
     add_handlers(app)
     for module in (
-        tools, deliveries, sessions, confirmations, calls, callbacks, messages, keys, health
+        tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, messages, keys, health
     ):  # fmt: skip
         app.include_router(module.router)
     describe(app)

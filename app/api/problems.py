@@ -33,6 +33,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "call_not_found": (404, "There is no such call"),
     "message_not_found": (404, "There is no such message"),
     "key_not_found": (404, "There is no such key"),
+    "test_not_found": (404, "There is no such test"),
     "method_not_allowed": (405, "The address does not take this method"),
     "settings_differ": (409, "The session is attached with other settings"),
     "detaching": (409, "The session is being detached"),
@@ -46,6 +47,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "input_changed": (409, "The input is not the one that was shown"),
     "refused_by_upstream": (409, "Upstream refused the decision"),
     "too_many_tools": (409, "The tenant has too many tools"),
+    "too_many_tests": (409, "The tenant has too many tests under way"),
     "callback_late": (410, "The tool's time is over"),
     "body_too_large": (413, "The body is too large"),
     "unsupported_media_type": (415, "The body must be JSON"),
@@ -61,6 +63,7 @@ _PATH_CODES: Final = {
     "call_id": "call_not_found",
     "event_id": "message_not_found",
     "key_id": "key_not_found",
+    "test_id": "test_not_found",
 }
 """What is missing when a path parameter has a form that no id has."""
 
@@ -70,6 +73,7 @@ _UNLIKE: Final = {
     "call_id": "This cannot be the id of a call: one is 1 to 256 printable characters, such as sevt_….",
     "event_id": "This cannot be the id of a message: one is 1 to 256 printable characters, such as sevt_….",
     "key_id": "This cannot be the id of a key: one is key_ and 24 hexadecimal digits, as GET /keys shows it.",
+    "test_id": "This cannot be the id of a test: one is test_ and 24 hexadecimal digits.",
 }
 
 NOT_FOUND_DETAILS: Final = {
@@ -78,6 +82,7 @@ NOT_FOUND_DETAILS: Final = {
     "call_not_found": "The session has no call of that id; GET /sessions/{id}/calls lists those it has.",
     "message_not_found": "The session has no message of that id; it may be a preview that was dropped.",
     "key_not_found": "The tenant has no key of that id; GET /keys lists those it has.",
+    "test_not_found": "The tool has no test of that id; POST /tools/{name}/test makes one.",
 }
 
 

@@ -23,11 +23,11 @@ from app.logs import logger
 from app.runner import callbacks
 from app.runner.budget import UNLIMITED, Budget, Unlimited
 from app.runner.callbacks import Callbacks
+from app.runner.health import store_health
 from app.store import runs
 from app.store.batches import AttemptEnd, AttemptStart, Batch
 from app.store.budgets import Priority
 from app.store.database import is_unavailable
-from app.store.health import note as note_health
 from app.store.leases import SEND_S, Lease
 from app.store.tools import disable_gone
 from app.store.writer import Writer
@@ -476,19 +476,8 @@ class Errands:
         current = self.tools.get(tool)
         if current is None or current.url != health.url:
             return True  # it is the tool's no more
-        try:
-            async with self._parts.engine.begin() as connection:
-                await note_health(
-                    connection, self._parts.replica_id, self._lease.tenant, tool, health.url,
-                    state=health.state, since=health.since, last_error=health.last_error,
-                    failures=health.failures,
-                )  # fmt: skip
-        except Exception as error:
-            if not is_unavailable(error):
-                raise
-            log.warning("tool_health_not_stored", tool=tool, state=health.state, error=repr(error))
-            return False
-        return True
+        parts = self._parts
+        return await store_health(parts.engine, parts.replica_id, self._lease.tenant, tool, health)
 
     async def disable(self, tool: Tool) -> None:
         """Disable a tool whose endpoint answered 410. When the database is away, the next 410 does it."""

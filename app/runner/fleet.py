@@ -22,6 +22,7 @@ from app.runner.budget import UNLIMITED, Budget, Unlimited
 from app.runner.callbacks import Callbacks
 from app.runner.errands import Parts
 from app.runner.runner import DefectError, SessionRunner
+from app.runner.tool_tests import ToolTests
 from app.store import leases, runs
 from app.store.attachments import settings_of
 from app.store.batches import Batch
@@ -123,6 +124,7 @@ class Fleet:
         self._writer = Writer(engine, replica_id)
         callbacks = Callbacks(base_url, secrets)
         self._parts = Parts(replica_id, engine, self._writer, deliverer, callbacks, self.trusted_for_s, draw)
+        self._tests = ToolTests(replica_id, engine, secrets, deliverer)
         self._runs: dict[tuple[str, str], _Run] = {}
         self._registries: dict[str, _Registry] = {}
         self._defects = _Defects()
@@ -154,6 +156,7 @@ class Fleet:
                 self._stopped.set()
                 tasks[1].cancel()
                 await asyncio.gather(tasks[1], return_exceptions=True)
+                await self._tests.stop()
                 await self._stop_runs()
                 tasks[0].cancel()
                 await asyncio.gather(tasks[0], return_exceptions=True)
@@ -227,6 +230,7 @@ class Fleet:
                 except Exception:
                     log.exception("wish_not_brought", session_id=wish.session_id)
         await self._refresh_registries()
+        await self._tests.take()
 
     async def _claim(self) -> int:
         """Take over what nobody runs: a fair share at once, and a poll later what nobody else has taken.

@@ -55,6 +55,7 @@ class Pruned:
     deliveries: int = 0
     bodies: int = 0
     callbacks: int = 0
+    tool_tests: int = 0
     is_complete: bool = False
 
     @property
@@ -86,7 +87,11 @@ async def prune(engine: AsyncEngine, *, sessions_days: int, deliveries_days: int
     pruned = Pruned()
     end = asyncio.get_running_loop().time() + PASS_S_MAX
     pruned.is_complete = (
-        not deliveries_days or await _walk(engine, _deliveries, _FIRST_DELIVERY, deliveries_days, pruned, end)
+        not deliveries_days
+        or (
+            await _walk(engine, _tool_tests, _FIRST_DELIVERY, deliveries_days, pruned, end)
+            and await _walk(engine, _deliveries, _FIRST_DELIVERY, deliveries_days, pruned, end)
+        )
     ) and (not sessions_days or await _walk(engine, _sessions, _FIRST_SESSION, sessions_days, pruned, end))
     return pruned
 
@@ -163,6 +168,21 @@ async def _deliveries(connection: AsyncConnection, days: int, cursor: _Cursor) -
     # The last one's time is looked at again, as others may share it: once, if all of those stay.
     is_stuck = row.last == cursor[0] and not row.deliveries
     return _Step(removed, (row.last + timedelta(microseconds=1) if is_stuck else row.last,))
+
+
+_TOOL_TESTS: Final = text(
+    """
+    delete from tool_tests where ctid = any(array(
+        select t.ctid from tool_tests t where t.requested_at < now() - make_interval(days => :days)
+        order by t.requested_at limit :rows
+    ))
+    """
+)
+
+
+async def _tool_tests(connection: AsyncConnection, days: int, cursor: _Cursor) -> _Step:
+    removed = (await connection.execute(_TOOL_TESTS, {"days": days, "rows": ROWS_MAX})).rowcount
+    return _Step({"tool_tests": removed}, cursor if removed == ROWS_MAX else None)
 
 
 _FIRST_SESSION: Final = (_LONG_AGO, "", "")

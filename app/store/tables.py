@@ -91,6 +91,29 @@ registries = Table(
     Column("version", BigInteger, nullable=False, comment="rises with every change of the tenant's tools"),
 )
 
+tool_tests = Table(
+    "tool_tests",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("tool", Text, nullable=False),
+    Column("input", Text, nullable=False, comment="JSON"),
+    _now("requested_at"),
+    Column("lost_at", DateTime(timezone=True), nullable=False, comment="when it is not waited for any more"),
+    Column("replica_id", Text, comment="who took it up"),
+    Column("finished_at", DateTime(timezone=True)),
+    Column("result", Text, comment="JSON array of content blocks"),
+    Column("is_error", Boolean),
+    Column("code", Text),
+    Column("http_status", Integer),
+    Column("duration_ms", Integer),
+    Column("url", Text),
+    Column("reply_excerpt", Text),
+    PrimaryKeyConstraint("tenant", "id"),
+    Index("ix_tool_tests_waiting", "requested_at", postgresql_where=text("replica_id is null")),
+    Index(None, "requested_at"),
+)
+
 tool_health = Table(
     "tool_health",
     metadata,

@@ -218,6 +218,16 @@ async def load_registry(
     return version, tools
 
 
+async def load(connection: AsyncConnection, secrets: Secrets, tenant: str, name: str) -> Tool | None:
+    """Return one tool as `load_registry` would; None if there is none, or its secrets cannot be read."""
+    row = (await connection.execute(_one(tenant, name))).one_or_none()
+    try:
+        return None if row is None else _tool(secrets, row)
+    except UnreadableSecretError as error:
+        log.error("tool_unreadable", tenant=tenant, tool=name, reason=str(error))
+        return None
+
+
 async def registry_version(connection: AsyncConnection, tenant: str) -> int:
     """Return the version that `load_registry` would return: 0 before the first tool."""
     registries = tables.registries

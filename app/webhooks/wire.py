@@ -15,27 +15,33 @@ from app.core.tools import Tool
 
 CONTENT_TYPE: Final = "application/json"
 _NO_TOKEN: Final = b'","token":""}}}'
+TEST_IDENTITY: Final = "test/"
+"""Stands for the session in the `webhook-id` of a test call: no session has such an id."""
 
 
 def build_body(
-    call: Call, session_id: str, timestamp: str | None = None, *, callback_url: str | None = None
+    call: Call,
+    session_id: str,
+    timestamp: str | None = None,
+    *,
+    callback_url: str | None = None,
+    is_test: bool = False,
 ) -> bytes:
     """Serialise a call for its tool: once, to be stored and sent as the same bytes at each attempt.
 
     The call's input goes in as the bytes that arrived. `timestamp` (RFC 3339) defaults to the moment
     upstream processed the call, and is null if nobody knows it. `callback_url` is where the tool may report
-    its result later; the token for it is left out here and goes in by `with_token`.
+    its result later; the token for it is left out here and goes in by `with_token`. `is_test` marks a call
+    that no agent made.
     """
-    head = json.dumps(
-        {
-            "call_id": call.id,
-            "session_id": session_id,
-            "thread_id": call.thread_id,
-            "tool": call.tool,
-            "kind": call.kind,
-        },
-        separators=(",", ":"),
-    )
+    members = {
+        "call_id": call.id,
+        "session_id": session_id,
+        "thread_id": call.thread_id,
+        "tool": call.tool,
+        "kind": call.kind,
+    }
+    head = json.dumps(members | ({"test": True} if is_test else {}), separators=(",", ":"))
     moment = json.dumps(call.processed_at if timestamp is None else timestamp)
     opening = f'{{"type":"tool.call","timestamp":{moment},"data":{head[:-1]},"input":'
     body = opening.encode() + call.input

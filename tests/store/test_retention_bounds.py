@@ -68,7 +68,7 @@ async def test_a_pass_takes_small_transactions_and_ends(
         pruned = await prune(engine, **AGES)
     assert pruned.is_complete
     assert biggest.pop("deliveries") <= 5 * 2  # a call goes with its attempts, and here there are two
-    assert {"attachments", "calls", "messages", "bodies"} == set(biggest)
+    assert {"attachments", "calls", "messages", "bodies", "callbacks"} == set(biggest)
     assert max(biggest.values()) <= 5
     assert {"kept0", "kept1", "kept2", "kept3"} == set(await column(engine, "attachments", "session_id"))
     assert ["open"] * 4 == await column(engine, "calls", "id")
