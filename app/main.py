@@ -16,6 +16,7 @@ from app.api import (
     health,
     keys,
     messages,
+    redeliveries,
     sessions,
     tool_tests,
     tools,
@@ -104,7 +105,8 @@ def create_app(bridge: Bridge) -> FastAPI:
     app.add_middleware(Requests)
     add_handlers(app)
     for module in (
-        tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, messages, keys, health
+        tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, redeliveries, messages,
+        keys, health,
     ):  # fmt: skip
         app.include_router(module.router)
     describe(app)

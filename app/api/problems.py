@@ -44,6 +44,8 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "not_awaiting_confirmation": (409, "The call waits for nobody"),
     "not_awaiting_callback": (409, "The call is not at its webhook"),
     "already_answered": (409, "The call has another result"),
+    "not_redeliverable": (409, "The call cannot be delivered again"),
+    "too_many_wishes": (409, "Too many calls wait to be delivered again"),
     "input_changed": (409, "The input is not the one that was shown"),
     "refused_by_upstream": (409, "Upstream refused the decision"),
     "too_many_tools": (409, "The tenant has too many tools"),

@@ -196,6 +196,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Redeliver:
+    """An operator asked for one more delivery of calls whose tools have promised a result."""
+
+    call_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Orphaned:
     """A `dispatched` call of an earlier run: whoever delivered it will not report any more.
 
@@ -269,6 +276,7 @@ Notice = (
     | SettingsChanged
     | Decided
     | Wanted
+    | Redeliver
     | Orphaned
     | Delivered
     | Promised

@@ -51,6 +51,7 @@ class Router:
         # Calls of an earlier run wait until history has shown whether somebody settled them meanwhile.
         self._unread: set[str] = set(ledger.calls)
         self._orphans: list[str] = []
+        self._again: dict[str, None] = {}
 
     # ---- in
 
@@ -136,7 +137,7 @@ class Router:
     # ---- out to the webhook and back
 
     def fill_slots(self) -> None:
-        """While slots last: take up deliveries of an earlier run, then waiting calls, oldest first."""
+        """While slots last: deliveries of an earlier run, then those asked for again, then what waits."""
         while self._orphans and not self._is_full():
             call = self._ledger.calls.get(self._orphans[0])
             if call is not None and call.id in self._unread:
@@ -144,6 +145,11 @@ class Router:
             del self._orphans[0]
             if call is not None and call.state == "dispatched" and call.id not in self._ledger.running:
                 self._redeliver(call)
+        for call_id in [call_id for call_id in self._again if call_id not in self._unread]:
+            if self._is_full():
+                return
+            del self._again[call_id]
+            self._deliver_again(call_id)
         for call_id in list(self._ledger.in_state["queued"]):
             if self._is_full():
                 return
@@ -207,6 +213,18 @@ class Router:
         if call is not None and call.state == "dispatched":
             self._ledger.save(replace(call, attempts=notice.attempts, awaits_callback=True), "dispatched")
             self._ledger.emit(Watch(call.id))
+
+    def redeliver(self, call_ids: Iterable[str]) -> None:
+        """An operator says that the tool has lost its job: deliver once more, whatever its `retry` says."""
+        self._again.update(dict.fromkeys(call_ids))
+
+    def _deliver_again(self, call_id: str) -> None:
+        call = self._ledger.calls.get(call_id)
+        if call is None or call.state != "dispatched" or not call.awaits_callback:
+            return  # its result has come meanwhile, or it was settled
+        tool = self._tool(call)
+        if tool is not None and tool.enabled and (tool_gate(tool) is None or call.confirmation == "allow"):
+            self._deliver(call, tool)
 
     def orphaned(self, call_id: str, *, is_unsent: bool) -> None:
         """A delivery of an earlier run will not report any more; one that never left is queued again."""

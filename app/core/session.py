@@ -126,6 +126,8 @@ class SessionMachine:
                 self._settings_changed(notice.settings, now)
             case p.Wanted():
                 self._look_for(notice.call_ids)
+            case p.Redeliver():
+                self._router.redeliver(notice.call_ids)
             case p.Decided():
                 self._router.decided(notice.call_id, notice.decision)
             case p.Delivered():

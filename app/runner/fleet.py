@@ -268,6 +268,8 @@ class Fleet:
         notices += [p.Decided(call_id, decision) for call_id, decision in decided]
         if wish.wanted:
             notices.append(p.Wanted(wish.wanted))
+        if wish.again:
+            notices.append(p.Redeliver(wish.again))
         if wish.is_detach_requested:
             notices.append(p.DetachRequested())
         runner.wish(notices, wish.wish)

@@ -91,6 +91,8 @@ class SessionRunner:
         self._first: list[p.Notice] = [p.Decided(call_id, decision) for call_id, decision in start.decided]
         if start.wanted:
             self._first.append(p.Wanted(start.wanted))
+        if start.again:
+            self._first.append(p.Redeliver(start.again))
         if start.is_detach_requested:
             self._first.append(p.DetachRequested())
 

@@ -1,20 +1,24 @@
-"""The delivery log as read by the api: of one call, and of one tool."""
+"""The delivery log as read by the api: of one call, and of one tool; and the wish for one more delivery."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from sqlalchemy import Row, select, tuple_
+from sqlalchemy import Row, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.store import tables
+from app.store import attachments, calls, tables
 from app.store.paging import Page
+from app.store.wakeups import notify, session_key, wish_key
 
 OF_CALL_MAX: Final = 1000
 """The most attempts of one call that are shown, newest kept."""
+
+AGAIN_MAX: Final = 32
+"""So many calls of one session may wait to be delivered again."""
 
 _deliveries = tables.deliveries
 _PLACE: Final = (
@@ -89,6 +93,56 @@ async def of_tool(
     query = query.order_by(*(column.desc() for column in _PLACE)).limit(limit + 1)
     rows = (await connection.execute(query)).all()
     return Page([_delivery(row) for row in rows[:limit]], len(rows) > limit)
+
+
+RefusalCode = Literal[
+    "session_not_found",
+    "session_ended",
+    "not_attached",
+    "call_not_found",
+    "not_redeliverable",
+    "too_many_wishes",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No further delivery: a code of `app.api.problems`, and the call's state."""
+
+    code: RefusalCode
+    state: str | None = None
+
+
+async def redeliver(
+    connection: AsyncConnection, tenant: str, session_id: str, call_id: str
+) -> Refused | None:
+    """Ask the session's runner to deliver a call once more whose tool has promised a result.
+
+    Any other call is at its webhook now, will be by itself, or must not be.
+    """
+    attachment = await attachments.lock(connection, tenant, session_id)
+    if attachment is None:
+        return Refused("session_not_found")
+    if attachment.status in attachments.NOT_ATTACHED:
+        is_over = attachment.end_reason in attachments.OVER_FOR_GOOD
+        return Refused("session_ended" if is_over else "not_attached")
+    call = await calls.get(connection, tenant, session_id, call_id)
+    if call is None:
+        return Refused("call_not_found")
+    if not call.awaits_callback:
+        return Refused("not_redeliverable", call.state)
+    if call_id in attachment.again:
+        return None
+    if len(attachment.again) >= AGAIN_MAX:
+        return Refused("too_many_wishes", call.state)
+    a = tables.attachments
+    await connection.execute(
+        update(a)
+        .where(a.c.tenant == tenant, a.c.session_id == session_id)
+        .values(again=[*attachment.again, call_id], wish=a.c.wish + 1)
+    )
+    await notify(connection, [session_key(tenant, session_id), wish_key(tenant, session_id)])
+    return None
 
 
 def _delivery(row: Row[Any]) -> Delivery:

@@ -45,6 +45,7 @@ class Start:
     wish: int
     is_detach_requested: bool
     wanted: tuple[str, ...]
+    again: tuple[str, ...]
     decided: tuple[tuple[str, Decision], ...]
 
 
@@ -58,6 +59,7 @@ class Wish:
     settings: str
     is_detach_requested: bool
     wanted: tuple[str, ...]
+    again: tuple[str, ...]
 
 
 async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> Start | None:
@@ -107,6 +109,7 @@ async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> S
         wish=row.wish,
         is_detach_requested=row.detach_requested,
         wanted=tuple(row.wanted),
+        again=tuple(row.again),
         decided=tuple(await decided(connection, lease)),
     )
 
@@ -115,9 +118,9 @@ async def wishes(connection: AsyncConnection, replica_id: str) -> list[Wish]:
     """Read the attachments of this replica of which something was wished that nobody acted on."""
     a = tables.attachments
     rows = await connection.execute(
-        select(a.c.tenant, a.c.session_id, a.c.wish, a.c.settings, a.c.detach_requested, a.c.wanted).where(
-            a.c.replica_id == replica_id, a.c.wish != a.c.wish_seen
-        )
+        select(
+            a.c.tenant, a.c.session_id, a.c.wish, a.c.settings, a.c.detach_requested, a.c.wanted, a.c.again
+        ).where(a.c.replica_id == replica_id, a.c.wish != a.c.wish_seen)
     )
     return [
         Wish(
@@ -127,6 +130,7 @@ async def wishes(connection: AsyncConnection, replica_id: str) -> list[Wish]:
             row.settings,
             row.detach_requested,
             tuple(row.wanted),
+            tuple(row.again),
         )
         for row in rows
     ]

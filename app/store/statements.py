@@ -272,6 +272,7 @@ SAVE_ATTACHMENTS: Final = Bulk.of(
         last_event_at = case when w.has_events then now() else a.last_event_at end,
         wish_seen = greatest(a.wish_seen, w.wish_seen),
         wanted = case when w.wish_seen >= a.wish then '{{}}' else a.wanted end,
+        again = case when w.wish_seen >= a.wish then '{{}}' else a.again end,
         updated_at = now()
     from {{rows}} where {_SAME_SESSION.format("a")}
     """,

@@ -148,6 +148,9 @@ attachments = Table(
     Column("extra_headers", LargeBinary, nullable=False, comment="encrypted"),
     Column("detach_requested", Boolean, nullable=False, server_default=text("false")),
     Column("wanted", ARRAY(Text), nullable=False, server_default=text("'{}'"), comment="calls to look for"),
+    Column(
+        "again", ARRAY(Text), nullable=False, server_default=text("'{}'"), comment="calls to deliver again"
+    ),
     Column("wish", BigInteger, nullable=False, server_default=text("1"), comment="rises with each wish"),
     Column(
         "wish_seen", BigInteger, nullable=False, server_default=text("0"), comment="the last one acted on"

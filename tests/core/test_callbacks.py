@@ -9,7 +9,7 @@ import pytest
 from app.core import protocol as p
 from app.core.calls import Call
 from app.core.session import Stored
-from tests.core.life import ECHO, Life, custom, event, result, stamp
+from tests.core.life import ECHO, Life, custom, event, result, stamp, use
 
 LATE = "promised a result, but reported none in time"
 
@@ -86,3 +86,33 @@ def test_a_second_report_changes_nothing() -> None:
     life.answer("ctu1", "first")
     life.deliver("ctu1", "second")
     assert ["first"] == said(life)
+
+
+def test_a_promised_call_is_delivered_again_when_an_operator_asks() -> None:
+    """Whatever `retry` says: somebody knows that the tool has lost it."""
+    life = promised("ctu1", retry="never")
+    life.notice(p.Redeliver(("ctu1", "unknown")))
+    assert (["ctu1", "ctu1"], 2) == (life.deliveries, life.calls["ctu1"].attempts)
+    life.answer("ctu1", "found")
+    assert ["found"] == said(life)
+
+
+def test_only_a_promised_call_is_delivered_again() -> None:
+    """One that is under way, answered or held gets nowhere by that."""
+    life = Life().connect()
+    life.receive(custom("ctu1"), custom("ctu2"), use("tu3", "gated", permission="ask"))
+    life.answer("ctu2")
+    life.notice(p.Redeliver(("ctu1", "ctu2", "tu3")))
+    assert ["ctu1", "ctu2"] == life.deliveries
+
+
+def test_one_asked_for_meanwhile_waits_for_the_history() -> None:
+    """Somebody may have settled it while nobody served the session."""
+    call = Call(
+        "ctu1", "custom", "echo", b"{}", "dispatched", attempts=1, awaits_callback=True, processed_at=stamp(0)
+    )
+    life = Life(stored=Stored((call,)))
+    life.notice(p.Redeliver(("ctu1",)))
+    assert [] == life.deliveries
+    life.connect()
+    assert ["ctu1"] == life.deliveries

@@ -278,3 +278,27 @@ async def test_every_delivery_of_a_call_brings_the_same_token(
     first, second = tool.deliveries
     assert first.body == second.body
     assert first.data["callback"]["token"].startswith("cbt.")
+
+
+async def test_a_lost_job_is_delivered_again_when_an_operator_asks(
+    replica: Start, upstream: Server, tool: Receiver
+) -> None:
+    """The same id, body and token; any other call is refused, and its state named."""
+    tool.reply = later
+    async with replica() as service:
+        await service.register("lookup", retry="never")
+        session_id, (job,) = await taken(service, upstream, tool)
+        path = job.path.replace("/result", "/redeliver")
+        assert (await service.http.post(path)).status_code == 202
+        await tool.until(lambda: len(tool.deliveries) == 2)
+        assert (await job.report(RESULT)).status_code == 200
+        await in_state(service, session_id, "posted")
+        refused = await service.http.post(path)
+        unknown = await service.http.post(path.replace("sevt_", "sevt_no"))
+    first, second = tool.deliveries
+    assert (first.id, first.body, [1, 2]) == (second.id, second.body, [d.attempt for d in tool.deliveries])
+    assert (409, "not_redeliverable", "posted") == (
+        refused.status_code, refused.json()["code"], refused.json()["state"],
+    )  # fmt: skip
+    assert (404, "call_not_found") == (unknown.status_code, unknown.json()["code"])
+    assert [("shipped", False)] == told(upstream, session_id)
