@@ -41,7 +41,9 @@ SessionId = Annotated[str, Path(pattern="^[A-Za-z0-9_-]{1,128}$", description="T
 EventId = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX), AfterValidator(_printable)]
 ToolName = Annotated[
     str,
-    Path(min_length=1, max_length=TOOL_NAME_CHARS_MAX, description="The tool's exact name; no slash."),
+    Path(
+        min_length=1, max_length=TOOL_NAME_CHARS_MAX, description="The tool's exact name, or `*`; no slash."
+    ),
     AfterValidator(_tool_name),
 ]
 KeyId = Annotated[str, Path(pattern="^key_[0-9a-f]{24}$")]

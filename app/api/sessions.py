@@ -40,7 +40,11 @@ MaxIdle = Annotated[
 ]
 ToolNames = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=TOOL_NAME_CHARS_MAX)]] | None,
-    Field(max_length=TOOLS_MAX, description="Names of tools that serve it; null means every registered one."),
+    Field(
+        max_length=TOOLS_MAX,
+        description="Names of the tools that it may call, whether their own registration or `*` serves them;"
+        " `*` in the list stands for every name without a registration of its own. null means all.",
+    ),
 ]
 Concurrency = Annotated[int, Field(ge=1, le=32, description="Deliveries at once; 1 keeps strict order.")]
 Labels = Annotated[dict[str, str], Field(description="Yours; shown and never interpreted.")]

@@ -40,6 +40,13 @@ _NOT_YET: Final = {
     "input_schema": None,
 }
 
+_CATCH_ALL: Final = (
+    "A tool named `*` (also written `%2A`) serves the custom calls of every name without a registration of"
+    " its own; one that is disabled has one. It never serves built-in or MCP calls. Its policies,"
+    " slots and delivery log are its own; `data.tool` in the request body is the name that the agent called."
+    " Registering such a name later takes over its waiting calls, and none that has been delivered."
+)
+
 router = APIRouter(tags=["tools"], route_class=GuardedRoute)
 
 Seconds = Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)]
@@ -145,7 +152,7 @@ class AffectedCall(BaseModel):
 
 
 class RemovedTool(BaseModel):
-    """What deleting a tool leaves behind: its open calls become `unowned`."""
+    """What deleting a tool leaves behind: its open calls become `unowned`, or go to `*` if there is one."""
 
     name: str
     calls: list[AffectedCall] = Field(description="The first of them.")
@@ -176,6 +183,7 @@ def checked_headers(headers: dict[str, str], is_refused: Any) -> dict[str, str]:
 @router.put(
     "/tools/{name}",
     summary="Register or replace a tool",
+    description=_CATCH_ALL,
     responses={
         200: {"model": ToolView, "description": "The tool was there; its signing secret stays"},
         201: {"model": NewToolView, "description": "The tool is new"},

@@ -121,8 +121,9 @@ class Call:
 
     `asked_at` is when upstream asked again for a call that an interrupt had closed, in seconds since 1970; it
     is not stored. `detail` says in a sentence why a call ended so. `attempts` counts deliveries, `episodes`
-    those whose outcome was never learnt, the one under way included. `awaits_callback` marks a `dispatched`
-    call whose tool has answered 202; it is not stored, for the delivery says so.
+    those whose outcome was never learnt, the one under way included; `served_by` is the registration that
+    they belong to, None before the first. `awaits_callback` marks a `dispatched` call whose tool has answered
+    202. Neither is stored, for the delivery says so.
     """
 
     id: str
@@ -137,6 +138,7 @@ class Call:
     decision: Decision | None = None
     attempts: int = 0
     episodes: int = 0
+    served_by: str | None = None
     outcome_unknown: bool = False
     awaits_callback: bool = False
     result: Result | None = None

@@ -18,7 +18,7 @@ from app.core.outgoing import error_result
 from app.core.posting import covers
 from app.core.protocol import Deliver, Delivered, Promised, RefuseDecision, Settings, Watch
 from app.core.sending import Sends
-from app.core.tools import Tool
+from app.core.tools import Tool, is_admitted, registration_of
 
 INTERRUPTS_MAX: Final = 100
 """How many processed interrupts are remembered for calls that show up later."""
@@ -108,12 +108,11 @@ class Router:
         """Leave a call that is not ours to its owner, and say why it is not ours."""
         if self._is_platforms(call):
             detail = "The platform runs this call itself."
-        elif self.settings.tools is not None and call.tool not in self.settings.tools:
+        elif not is_admitted(self.settings.tools, self._registration(call) or call.tool, call.tool):
             detail = f"The attachment's `tools` do not name {call.tool!r}; PATCH the session to add it."
         else:
-            detail = (
-                f"No tool named {call.tool!r} is registered. PUT /tools/{call.tool} registers it, and the"
-            )
+            name = call.served_by or call.tool
+            detail = f"No tool named {name!r} is registered. PUT /tools/{name} registers it, and the"
             detail += " call is delivered at once."
         self._ledger.save(replace(call, detail=detail), "unowned")
 
@@ -128,11 +127,17 @@ class Router:
 
     def _tool(self, call: Call) -> Tool | None:
         """The registration that serves this call, or None if it is not ours to run."""
-        if call.kind == "mcp" or self._is_platforms(call):
+        registration = None if self._is_platforms(call) else self._registration(call)
+        if registration is None:
             return None  # the platform runs it and would refuse our result
-        if self.settings.tools is not None and call.tool not in self.settings.tools:
+        if not is_admitted(self.settings.tools, registration, call.tool):
             return None
-        return self.tools.get(call.tool)
+        tool = self.tools.get(registration)
+        return tool if tool is not None and tool.is_readable else None
+
+    def _registration(self, call: Call) -> str | None:
+        """Whose call it is. One that was delivered stays with whom it went to: nobody else recognises it."""
+        return call.served_by or registration_of(self.tools, call.kind, call.tool)
 
     # ---- out to the webhook and back
 
@@ -179,8 +184,8 @@ class Router:
 
     def _deliver(self, call: Call, tool: Tool) -> None:
         call = replace(
-            call, attempts=call.attempts + 1, episodes=call.episodes + 1, outcome_unknown=False,
-            awaits_callback=False,
+            call, attempts=call.attempts + 1, episodes=call.episodes + 1, served_by=tool.name,
+            outcome_unknown=False, awaits_callback=False,
         )  # fmt: skip
         call = self._ledger.save(call, "dispatched")
         self._ledger.running.add(call.id)
@@ -196,7 +201,7 @@ class Router:
             call, result=notice.result, attempts=notice.attempts, outcome_unknown=notice.outcome_unknown,
             awaits_callback=False,
         )  # fmt: skip
-        tool = self.tools.get(call.tool)
+        tool = self.tools.get(self._registration(call) or call.tool)
         if call.is_over:
             self._ledger.amend(call)
         elif call.state == "dispatched":
@@ -232,7 +237,9 @@ class Router:
         if not is_unsent:
             self._orphans.append(call_id)
         elif call is not None and call.state == "dispatched" and call_id not in self._ledger.running:
-            unmade = replace(call, attempts=call.attempts - 1, episodes=max(call.episodes - 1, 0))
+            served_by = call.served_by if call.attempts > 1 else None
+            episodes = max(call.episodes - 1, 0)
+            unmade = replace(call, attempts=call.attempts - 1, episodes=episodes, served_by=served_by)
             self._ledger.save(unmade, "queued")
 
     def _redeliver(self, call: Call) -> None:

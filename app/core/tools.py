@@ -1,16 +1,22 @@
-"""A tool: a registered webhook and its policies."""
+"""A tool: a registered webhook and its policies, and which calls it serves."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
+
+from app.core.events import Kind
 
 Retry = Literal["never", "connect_only", "safe"]
+
+CATCH_ALL: Final = "*"
+"""The name of a tool that serves the custom calls whose own name nobody registered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A webhook that serves calls of one name for one tenant.
+    """A webhook that serves calls of one name for one tenant, or as `*` those of every other name.
 
     Times are in seconds, sizes in bytes or characters. `timeout_s` is one wall clock over all attempts
     of a call; `attempt_timeout_s` bounds one of them. A tool that answers 202 has `callback_timeout_s` from
@@ -18,6 +24,8 @@ class Tool:
     `callback_timeout_max_s` in all; with 0 it may not answer so. `secrets` are raw signing keys, newest
     first; every one of them signs. `version` rises with each change of the registration. `disabled_reason` is
     why the service disabled it: `gone`, its endpoint answered 410.
+
+    Without `is_readable` its secrets cannot be read: its calls park, and no other tool takes them.
     """
 
     name: str
@@ -38,3 +46,24 @@ class Tool:
     reply_bytes_max: int = 1_048_576
     result_chars_max: int = 100_000
     version: int = 1
+    is_readable: bool = True
+
+
+def registration_of(tools: Mapping[str, Tool], kind: Kind, name: str) -> str | None:
+    """The name of the registration that calls of a name belong to, whether or not there is one.
+
+    A name's own registration wins, also one that is disabled or cannot be read. Of the others, custom calls
+    belong to `*`; built-in calls never do, and MCP calls to nobody.
+    """
+    if kind == "mcp" or (kind == "builtin" and name == CATCH_ALL):
+        return None
+    return CATCH_ALL if kind == "custom" and name not in tools else name
+
+
+def is_admitted(allowed: Collection[str] | None, registration: str, name: str) -> bool:
+    """Whether an attachment's list of tools admits a call.
+
+    The list names calls, whoever serves them; `*` in it stands for every name without a registration of its
+    own. None admits all.
+    """
+    return allowed is None or name in allowed or (registration == CATCH_ALL and CATCH_ALL in allowed)

@@ -7,6 +7,7 @@ derived again for each delivery, from the key whose id the body's row keeps.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import quote
 
 from app.core import protocol as p
@@ -52,7 +53,7 @@ class Callbacks:
 
 def delivered(back: Callback, tools: Mapping[str, Tool]) -> p.Delivered:
     """What the tool reported, read as a reply of its webhook would be."""
-    tool = tools.get(back.tool) or Tool(back.tool, "")
+    tool = replace(tools.get(back.served_by) or Tool(back.tool, ""), name=back.tool)
     result = read_reply(200, {"content-type": back.content_type}, back.body, tool).result
     assert result is not None, "only a 202 has none"
     return p.Delivered(back.call_id, result, back.attempts)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Row, func, select, text, update
+from sqlalchemy import Row, ScalarSelect, case, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core import protocol
@@ -218,10 +218,14 @@ async def orphans(connection: AsyncConnection, lease: Lease, ids: Collection[str
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """The result that a tool reported after its 202, as it came; `attempts` have been made of the call."""
+    """The result that a tool reported after its 202, as it came; `attempts` have been made of the call.
+
+    `tool` is the name that the agent called, `served_by` the registration that the delivery went to.
+    """
 
     call_id: str
     tool: str
+    served_by: str
     attempts: int
     body: bytes
     content_type: str
@@ -232,14 +236,17 @@ async def called_back(connection: AsyncConnection, lease: Lease, ids: Collection
     b, c = tables.callbacks, _calls
     is_call = (b.c.tenant == c.c.tenant) & (b.c.session_id == c.c.session_id) & (b.c.call_id == c.c.id)
     rows = await connection.execute(
-        select(c.c.id, c.c.tool, c.c.attempts, b.c.body, b.c.content_type)
+        select(c.c.id, c.c.tool, _served_by().label("served_by"), c.c.attempts, b.c.body, b.c.content_type)
         .select_from(c.join(b, is_call))
         .where(
             c.c.tenant == lease.tenant, c.c.session_id == lease.session_id, c.c.id.in_(ids),
             c.c.state == "dispatched",
         )
     )  # fmt: skip
-    return [Callback(row.id, row.tool, row.attempts, row.body, row.content_type) for row in rows]
+    return [
+        Callback(row.id, row.tool, row.served_by or row.tool, row.attempts, row.body, row.content_type)
+        for row in rows
+    ]
 
 
 async def leave_result(
@@ -357,14 +364,26 @@ async def leave_attempts(
         )
 
 
+def _served_by() -> ScalarSelect[str]:
+    """The registration that a call's deliveries went to: they all went to one."""
+    d = tables.deliveries
+    its = (
+        (d.c.tenant == _calls.c.tenant)
+        & (d.c.session_id == _calls.c.session_id)
+        & (d.c.call_id == _calls.c.id)
+    )
+    return select(d.c.tool).where(its).limit(1).scalar_subquery()
+
+
 def _with_decision(key: tuple[str, str]) -> Any:
-    """Calls of a session, each with its standing decision if there is one."""
+    """Calls of a session, each with its standing decision if there is one, and who got its deliveries."""
     standing = (
         (_decisions.c.tenant == _calls.c.tenant)
         & (_decisions.c.session_id == _calls.c.session_id)
         & (_decisions.c.call_id == _calls.c.id)
         & _decisions.c.status.in_(("accepted", "sending"))
     )
+    is_over = _calls.c.state.in_(END_STATES - {"interrupted"})
     return (
         select(
             _calls,
@@ -375,6 +394,7 @@ def _with_decision(key: tuple[str, str]) -> Any:
             _decisions.c.via,
             _decisions.c.deny_message,
             func.extract("epoch", _decisions.c.decided_at).label("decided_epoch"),
+            case((is_over, None), else_=_served_by()).label("served_by"),
         )
         .select_from(_calls.outerjoin(_decisions, standing))
         .where(_calls.c.tenant == key[0], _calls.c.session_id == key[1])
@@ -417,6 +437,7 @@ def _call(row: Row[Any], attempts: int = 0, episodes: int = 0, is_promised: bool
         decision=_decision(row),
         attempts=max(row.attempts, attempts),
         episodes=episodes,
+        served_by=row.served_by,
         outcome_unknown=row.outcome_unknown,
         awaits_callback=is_promised and row.state == "dispatched",
         result=result,

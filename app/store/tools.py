@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Row, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.tools import Tool
+from app.core.tools import CATCH_ALL, Tool
 from app.logs import logger
 from app.store import tables
 from app.store.secrets import Secrets, UnreadableSecretError
@@ -189,7 +189,7 @@ async def remove(connection: AsyncConnection, tenant: str, name: str) -> Removed
     await _raise_version(connection, tenant)
     await _forget_health(connection, tenant, name)
     calls = tables.calls
-    is_affected = (calls.c.tenant == tenant, calls.c.tool == name, calls.c.state.in_(_OPEN_STATES))
+    is_affected = (calls.c.tenant == tenant, calls.c.state.in_(_OPEN_STATES), _is_served_by(tenant, name))
     total = await connection.scalar(select(func.count()).select_from(calls).where(*is_affected))
     first = await connection.execute(
         select(calls.c.session_id, calls.c.id, calls.c.state)
@@ -200,13 +200,29 @@ async def remove(connection: AsyncConnection, tenant: str, name: str) -> Removed
     return Removed(tuple((row.session_id, row.id, row.state) for row in first), total or 0)
 
 
+def _is_served_by(tenant: str, name: str) -> ColumnElement[bool]:
+    """Whether a registration serves a call: as the one that it was delivered to, or is to be."""
+    calls, deliveries = tables.calls, tables.deliveries
+    went = select(deliveries.c.call_id).where(
+        deliveries.c.tenant == tenant,
+        deliveries.c.session_id == calls.c.session_id,
+        deliveries.c.call_id == calls.c.id,
+    )
+    own = select(_tools.c.name).where(_tools.c.tenant == tenant, _tools.c.name == calls.c.tool)
+    is_its = calls.c.tool == name
+    if name == CATCH_ALL:
+        # An unowned one is another's, or of an attachment that does not admit it.
+        is_its = (calls.c.kind == "custom") & (calls.c.state != "unowned") & ~own.exists()
+    return went.where(deliveries.c.tool == name).exists() | (is_its & ~went.exists())
+
+
 async def load_registry(
     connection: AsyncConnection, secrets: Secrets, tenant: str
 ) -> tuple[int, dict[str, Tool]]:
     """Return the tenant's tools by name, and a version that rises with each change of them.
 
-    The tools are at least as new as the version. A tool whose secrets cannot be read is left out, so that its
-    calls park as `unowned` instead of stopping every session of the tenant.
+    The tools are at least as new as the version. A tool whose secrets cannot be read is not `is_readable`, so
+    that its calls park as `unowned` instead of stopping every session of the tenant.
     """
     version = await registry_version(connection, tenant)
     tools = {}
@@ -215,6 +231,7 @@ async def load_registry(
             tools[row.name] = _tool(secrets, row)
         except UnreadableSecretError as error:
             log.error("tool_unreadable", tenant=tenant, tool=row.name, reason=str(error))
+            tools[row.name] = Tool(row.name, row.url, is_readable=False)
     return version, tools
 
 

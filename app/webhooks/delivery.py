@@ -294,7 +294,8 @@ class Deliverer:
         *,
         was_sent: bool,
     ) -> _Tried:
-        tool = replace(request.tool, url=url)  # what must not come back is part of where it goes
+        # What must not come back is part of where it goes; the agent knows the tool by the name it called.
+        tool = replace(request.tool, url=url, name=request.call.tool)
         started = self._clock()
         left_s = deadline - started
         attempt_s = tool.attempt_timeout_s or tool.timeout_s

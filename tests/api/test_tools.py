@@ -17,7 +17,7 @@ from app.store import tables, tools
 from app.store.secrets import Secrets
 from app.store.tools import load_registry
 from tests.api.service import Service, problem, served
-from tests.store.rows import SECRETS, add_attachment, add_call
+from tests.store.rows import SECRETS, add_attachment, add_call, add_delivery
 from tests.webhooks.cases import CASES
 
 pytestmark = pytest.mark.anyio
@@ -222,5 +222,38 @@ async def test_a_tool_whose_secrets_cannot_be_read_stops_no_other(
             connection, other_keys, "default", "b", url=URL, description=None, policy={}, headers={}
         )
         _, registry = await load_registry(connection, SECRETS, "default")
-    assert list(registry) == ["a"]
+    assert [name for name, tool in registry.items() if tool.is_readable] == ["a"]
     assert [tool["name"] for tool in (await service.http.get("/tools")).json()["data"]] == ["a", "b"]
+
+
+async def test_the_catch_all_is_registered_by_its_name_however_it_is_written(service: Service) -> None:
+    plain = await service.http.put("/tools/*", json={"url": URL})
+    encoded = await service.http.put("/tools/%2A", json={"url": URL, "gate": "ask"})
+    assert (plain.status_code, encoded.status_code, encoded.json()["version"]) == (201, 200, 2)
+    assert (await service.http.get("/tools/%2A")).json()["name"] == "*"
+    async with service.engine.connect() as connection:
+        assert ["*"] == list((await load_registry(connection, SECRETS, "default"))[1])
+
+
+async def test_deleting_the_catch_all_names_the_calls_that_it_leaves(service: Service) -> None:
+    """What it got, and what waits for it; not what a registration of its own, or nobody, serves."""
+    await put(service, "*")
+    await put(service, "own", enabled=False)
+    async with service.engine.begin() as connection:
+        await add_attachment(connection)
+        for call_id, values in {
+            "waits": {"tool": "foo", "state": "queued"},
+            "got": {"tool": "own", "state": "dispatched"},
+            "theirs": {"tool": "gone", "state": "dispatched"},
+            "builtin": {"tool": "bash", "state": "queued", "kind": "builtin"},
+            "own": {"tool": "own", "state": "queued"},
+            "parked": {"tool": "bar", "state": "unowned"},
+            "over": {"tool": "foo", "state": "posted"},
+        }.items():
+            await add_call(connection, call_id, **({"kind": "custom"} | values))
+        await add_delivery(connection, "got", tool="*")
+        await add_delivery(connection, "theirs", tool="gone")
+    removed = (await service.http.delete("/tools/*")).json()
+    assert (["waits", "got"], 2) == ([call["id"] for call in removed["calls"]], removed["calls_total"])
+    removed = (await service.http.delete("/tools/own")).json()
+    assert ["own"] == [call["id"] for call in removed["calls"]]

@@ -33,6 +33,7 @@ class _Checker(Ends, Leaving):
             self.a_known_deny_is_final,
             self.only_the_current_term_writes,
             self.every_delivery_looks_the_same,
+            self.a_delivered_call_stays_with_who_got_it,
             self.a_dispatch_is_stored_before_it_leaves,
             self.an_unrepeatable_tool_is_reached_once,
             self.a_known_result_is_never_recomputed,

@@ -321,6 +321,14 @@ def answers_in_history_overlooked() -> Undo:
     return patched(history.History, fold=folding)
 
 
+def catch_all_takes_builtin_calls() -> Undo:
+    """Whatever has no registration of its own goes to `*`."""
+    return patched(
+        routing,
+        registration_of=lambda tools, kind, name: None if kind == "mcp" else name if name in tools else "*",
+    )
+
+
 def interrupts_ignored() -> Undo:
     """An interrupt settles nothing."""
     return patched(routing.Router, interrupt=_nothing)
@@ -372,6 +380,7 @@ FAULTS: dict[str, Callable[[], Undo]] = {
         history_read_once,
         half_a_history_believed,
         answers_in_history_overlooked,
+        catch_all_takes_builtin_calls,
         interrupts_ignored,
         ended_threads_ignored,
         open_calls_do_not_defer,

@@ -41,7 +41,7 @@ class Leaving(Reading):
             is_free = use["type"] == "agent.custom_tool_use" or permission == "allow"
             if is_builtin and permission is None and use.get("session_thread_id") is None:
                 is_free = policy == "policy always_allow"
-            is_free = is_free and use["name"] != "asks"
+            is_free = is_free and entry.tool != "asks"
             allows, _ = self.rulings(entry.call_id)
             if use["type"] == "agent.mcp_tool_use" or permission == "deny":
                 yield f"{entry.call_id} may never be delivered"
@@ -90,6 +90,17 @@ class Leaving(Reading):
             look = (entry.webhook_id, entry.body)
             if first.setdefault(entry.call_id, look) != look:
                 yield f"{entry.call_id} was delivered with another id or body"
+
+    def a_delivered_call_stays_with_who_got_it(self) -> Iterator[str]:
+        first: dict[str, str] = {}
+        for entry in self.of(r.Reached):
+            if first.setdefault(entry.call_id, entry.tool) != entry.tool:
+                yield f"{entry.call_id} went to {first[entry.call_id]}, and then to {entry.tool}"
+            use = self.uses[entry.call_id]
+            if entry.tool == "*" and use["type"] != "agent.custom_tool_use":
+                yield f"{entry.call_id} is no custom call, and went to *"
+            if entry.tool not in ("*", use["name"]):
+                yield f"{entry.call_id} is of {use['name']}, and went to {entry.tool}"
 
     def a_dispatch_is_stored_before_it_leaves(self) -> Iterator[str]:
         started: set[tuple[str, int]] = set()

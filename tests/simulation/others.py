@@ -72,7 +72,7 @@ class Others:
         if self._happens("interrupt"):
             self._upstream.interrupt(self._random.choice([None, None, "th1", PRIMARY]))
         for call in pending:
-            if call.tool == "nope" and self._random.random() < 0.2:
+            if self._is_nobodys(call) and self._random.random() < 0.2:
                 self._answer(call)
 
     def _answer(self, call: UpstreamCall) -> None:
@@ -182,10 +182,13 @@ class Others:
         for pending in upstream.pending():
             call = store.calls.get(pending.id)
             is_given_up = call is not None and call.state in END_STATES
-            if pending.needs == "result" and (pending.tool == "nope" or is_given_up):
+            if pending.needs == "result" and (self._is_nobodys(pending) or is_given_up):
                 self._answer(pending)
             elif pending.needs == "verdict" and is_given_up:
                 self._rule(pending)
+
+    def _is_nobodys(self, call: UpstreamCall) -> bool:
+        return call.tool == "nope" and (call.kind != "custom" or "*" not in self._world.registry)
 
     def is_served_enough(self) -> bool:
         """Whether nothing is left for us to do: nothing waits upstream, every message is stored."""

@@ -62,9 +62,10 @@ class DecisionRow:
 
 @dataclass(slots=True)
 class DeliveryRow:
-    """An attempt: who began it, until when it may report, whether it did."""
+    """An attempt: who began it, of which tool, until when it may report, whether it did."""
 
     replica_id: str
+    tool: str
     deadline_at: float
     is_finished: bool = False
     code: str | None = None
@@ -159,12 +160,13 @@ class Store:
             call = _with_left(call, known)  # noqa: PLW2901 - what is stored is this
             # What never changes is kept from the first record, and what has no column is not kept.
             self.calls[call.id] = replace(
-                call, input=known.input, processed_at=known.processed_at, decision=None, asked_at=None
-            )
+                call, input=known.input, processed_at=known.processed_at, decision=None, asked_at=None,
+                served_by=None,
+            )  # fmt: skip
         for call_id, body, _ in batch.bodies:
             self.bodies.setdefault(call_id, body)
         for start in batch.started:
-            row = DeliveryRow(replica_id, self.now + start.tool.timeout_s)
+            row = DeliveryRow(replica_id, start.tool.name, self.now + start.tool.timeout_s)
             known_row = self.deliveries.setdefault((start.call_id, start.attempt), row)
             if not known_row.is_finished:
                 known_row.deadline_at = row.deadline_at
@@ -331,7 +333,9 @@ class Store:
 
     def _joined(self, call: Call) -> Call:
         gate = call.gate and Gate(call.gate.by, call.permission, call.gate.reason)
-        return replace(call, gate=gate, decision=self._standing(call.id))
+        went = [row.tool for (id_, _), row in self.deliveries.items() if id_ == call.id]
+        served_by = went[0] if went else None
+        return replace(call, gate=gate, decision=self._standing(call.id), served_by=served_by)
 
     def _standing(self, call_id: str) -> Decision | None:
         for row in self.decisions:

@@ -57,6 +57,7 @@ class World:
 
     def _tools(self) -> list[Tool]:
         choice = self.random.choice
+        names = ["echo", "asks", "other", *(["*"] if self.seed % 4 == 3 else [])]
         return [
             Tool(
                 name=name,
@@ -67,7 +68,7 @@ class World:
                 timeout_s=choice([4.0, 15.0]),
                 attempt_timeout_s=choice([None, 3.0]),
             )
-            for name in ("echo", "asks", "other")
+            for name in names
         ]
 
     # ---- the life

@@ -328,3 +328,19 @@ async def test_what_was_wanted_is_forgotten_once_it_was_looked_for(engine: Async
     async with engine.begin() as connection:
         await write(connection, "r1", [Batch(MINE, wish_seen=3)])
     assert [[]] == await column(engine, "attachments", "wanted")
+
+
+async def test_a_run_learns_who_got_the_deliveries_of_a_call(engine: AsyncEngine) -> None:
+    """A call that went to the catch-all is of no use to a registration of its own name."""
+    await held_by_r1(engine, MINE)
+    async with engine.begin() as connection:
+        await add_call(connection, "went", kind="custom", tool="foo", state="dispatched")
+        await add_call(connection, "stopped", kind="custom", tool="foo", state="interrupted")
+        await add_call(connection, "waits", kind="custom", tool="foo", state="queued")
+    await add_delivery(engine, "went", tool="*")
+    await add_delivery(engine, "stopped", tool="*")
+    async with engine.connect() as connection:
+        start = await runs.load(connection, SECRETS, MINE)
+    assert start is not None
+    served_by = {call.id: call.served_by for call in (*start.calls, *start.over)}
+    assert {"went": "*", "stopped": "*", "waits": None} == served_by
