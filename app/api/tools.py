@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -24,12 +25,15 @@ from app.api.lists import (
 )
 from app.api.problems import Problem, documented, invalid, not_found
 from app.core.headers import HEADER_CHARS_MAX, HEADERS_MAX, is_refused_webhook, is_well_formed
+from app.core.schemas import SchemaRefused, compiled
 from app.core.tools import Retry
 from app.store import health, tools
 from app.store.health import Health
 from app.store.tools import Registration
 
 URL_CHARS_MAX: Final = 2048
+FIELD_CHARS_MAX: Final = 200
+"""Of the place in a schema that a refusal names."""
 DESCRIPTION_CHARS_MAX: Final = 10_000
 DAY_S: Final = 86_400
 # Nothing enforces these yet: taking them would promise a gate that is not there.
@@ -37,9 +41,15 @@ _NOT_YET: Final = {
     "approvers": None,
     "approvals_required": 1,
     "expires_in_s": None,
-    "input_schema": None,
 }
 
+_INPUT_SCHEMA: Final = (
+    "A JSON Schema 2020-12, or `agent` for the one with which the session's agent declares the tool. A call"
+    " whose input does not fit is answered with an error result that says where, undelivered, before `gate`"
+    " asks. `$ref` points into the schema and never back to itself; `format` is not checked;"
+    " patterns have no look-around and no back-references. `agent` checks custom calls of the session's own"
+    " agent, as far as its schema is known and could be registered here; what it does not know is delivered."
+)
 _CATCH_ALL: Final = (
     "A tool named `*` (also written `%2A`) serves the custom calls of every name without a registration of"
     " its own; one that is disabled has one. It never serves built-in or MCP calls. Its policies,"
@@ -76,7 +86,7 @@ class ToolPolicy(BaseModel):
     enabled: bool = True
     reply_bytes_max: int = Field(1_048_576, ge=1024, le=16_777_216)
     result_chars_max: int = Field(100_000, ge=100, le=1_000_000)
-    input_schema: dict[str, Any] | None = None
+    input_schema: dict[str, Any] | Literal["agent"] | None = Field(None, description=_INPUT_SCHEMA)
 
 
 class ToolBody(ToolPolicy):
@@ -197,6 +207,8 @@ async def put_tool(name: ToolName, body: ToolBody, bridge: Given, caller: Authen
             raise Problem("not_supported", f"This version does not enforce `{member}`; leave it out.")
     if (sentence := bridge.check_url(body.url)) is not None:
         raise invalid("url", sentence)
+    if isinstance(body.input_schema, dict):
+        _check_schema(body.input_schema)
     policy = body.model_dump(include=set(ToolPolicy.model_fields))
     async with bridge.engine.begin() as connection:
         try:
@@ -272,6 +284,16 @@ async def delete_tool(name: ToolName, bridge: Given, caller: Authenticated) -> R
         raise not_found("tool_not_found")
     calls = [AffectedCall(session_id=session, id=call, state=state) for session, call, state in removed.calls]
     return RemovedTool(name=name, calls=calls, calls_total=removed.calls_total)
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    try:
+        compiled(msgspec.json.encode(schema).decode())
+    except SchemaRefused as refused:
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in refused.path)
+        raise invalid(f"input_schema{place}"[:FIELD_CHARS_MAX], str(refused)) from refused
+    except (ValueError, RecursionError) as error:
+        raise invalid("input_schema", "must be storable JSON: whole characters, not nested deeply") from error
 
 
 def _view(registration: Registration, seen: Mapping[str, Health]) -> ToolView:

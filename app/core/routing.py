@@ -13,6 +13,7 @@ from typing import Final, Literal
 from app.core import events as ev
 from app.core.calls import Call, Decision, Gate, Result
 from app.core.gate import UNREAD, judge, tool_gate
+from app.core.inputs import UNFIT, InputChecks
 from app.core.ledger import Ledger, Remembered
 from app.core.outgoing import error_result
 from app.core.posting import covers
@@ -35,6 +36,7 @@ class Router:
     def __init__(self, settings: Settings, tools: Mapping[str, Tool], ledger: Ledger, sends: Sends) -> None:
         self.settings = settings
         self.policies = UNREAD
+        self.checks = InputChecks()
         self.environment: Literal["cloud", "self_hosted"] | None = settings.environment
         self.primary_thread_id: str | None = None
         self.wanted: frozenset[str] = frozenset()
@@ -97,6 +99,9 @@ class Router:
             self._ledger.finish(replace(call, posted=True), "posted")
         elif tool is None:
             self._park(call)
+        elif (unfit := self.checks.unfit(call, tool)) is not None:
+            # Before our own gate: nobody should have to decide on a call that cannot run.
+            self._sends.answer(replace(call, detail=UNFIT), unfit)
         elif (gate := tool_gate(tool)) is not None and call.confirmation != "allow":
             self._ledger.save(replace(call, gate=gate), "held")
         elif not tool.enabled:
@@ -163,7 +168,7 @@ class Router:
             call = self._ledger.calls[call_id]
             tool = self._tool(call)
             is_gated = tool is not None and tool_gate(tool) is not None and call.confirmation != "allow"
-            if tool is None or not tool.enabled or is_gated:
+            if tool is None or not tool.enabled or is_gated or self.checks.unfit(call, tool) is not None:
                 self._admit(call)  # the registration changed while it waited
             else:
                 self._deliver(call, tool)

@@ -18,6 +18,7 @@ from app.core.connection import Connection
 from app.core.gate import UNREAD, read_policies
 from app.core.history import History
 from app.core.idle import NEUTRAL, IdleClock
+from app.core.inputs import agent_schemas
 from app.core.ledger import Ledger, Remembered
 from app.core.messages import Messages
 from app.core.routing import Router
@@ -220,6 +221,7 @@ class SessionMachine:
                 return
             if facts.agent_tools is not None:
                 self._router.policies = read_policies(facts.agent_tools)
+                self._router.checks.agent = agent_schemas(facts.agent_tools)
             settings = self._router.settings
             self._router.environment = settings.environment or facts.environment or self._router.environment
             self._router.policies_read()

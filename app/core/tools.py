@@ -12,6 +12,8 @@ Retry = Literal["never", "connect_only", "safe"]
 
 CATCH_ALL: Final = "*"
 """The name of a tool that serves the custom calls whose own name nobody registered."""
+AGENT_SCHEMA: Final = "agent"
+"""An `input_schema` that stands for the one with which the session's agent declares the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,9 @@ class Tool:
     of a call; `attempt_timeout_s` bounds one of them. A tool that answers 202 has `callback_timeout_s` from
     then on to report its result, and each word of progress grants as much again, up to
     `callback_timeout_max_s` in all; with 0 it may not answer so. `secrets` are raw signing keys, newest
-    first; every one of them signs. `version` rises with each change of the registration. `disabled_reason` is
-    why the service disabled it: `gone`, its endpoint answered 410.
+    first; every one of them signs. `input_schema` is the JSON text of a schema, or `agent`: a call whose
+    input does not fit is answered with an error, undelivered. `version` rises with each change of the
+    registration. `disabled_reason` is why the service disabled it: `gone`, its endpoint answered 410.
 
     Without `is_readable` its secrets cannot be read: its calls park, and no other tool takes them.
     """
@@ -45,6 +48,7 @@ class Tool:
     disabled_reason: Literal["gone"] | None = None
     reply_bytes_max: int = 1_048_576
     result_chars_max: int = 100_000
+    input_schema: str | None = None
     version: int = 1
     is_readable: bool = True
 

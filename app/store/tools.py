@@ -329,11 +329,13 @@ def _tool(secrets: Secrets, row: Row[Any]) -> Tool:
     keys: Sequence[_SigningKey] = msgspec.json.decode(plain, type=list[_SigningKey])
     policy = msgspec.json.decode(row.policy, type=dict[str, Any])
     known = {name: policy[name] for name in _TOOL_MEMBERS if name in policy}
+    schema = policy.get("input_schema")
     return Tool(
         name=row.name,
         url=row.url,
         secrets=tuple(base64.b64decode(key.key) for key in keys),
         headers=tuple(_headers(secrets, row).items()),
+        input_schema=msgspec.json.encode(schema).decode() if isinstance(schema, dict) else schema,
         version=row.version,
         disabled_reason=row.disabled_reason,
         **known,

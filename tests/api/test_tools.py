@@ -171,9 +171,7 @@ async def test_a_url_is_refused_just_where_its_text_alone_would_stop_a_delivery(
                 assert [each["field"] for each in answer.json()["errors"]] == ["url"], case
 
 
-@pytest.mark.parametrize(
-    "body", [{"approvers": ["a"]}, {"approvals_required": 2}, {"expires_in_s": 60}, {"input_schema": {}}]
-)
+@pytest.mark.parametrize("body", [{"approvers": ["a"]}, {"approvals_required": 2}, {"expires_in_s": 60}])
 async def test_a_gate_that_nothing_enforces_is_refused(service: Service, body: dict[str, Any]) -> None:
     assert problem(await put(service, **body)) == (422, "not_supported")
 
@@ -257,3 +255,38 @@ async def test_deleting_the_catch_all_names_the_calls_that_it_leaves(service: Se
     assert (["waits", "got"], 2) == ([call["id"] for call in removed["calls"]], removed["calls_total"])
     removed = (await service.http.delete("/tools/own")).json()
     assert ["own"] == [call["id"] for call in removed["calls"]]
+
+
+SCHEMA = {"properties": {"n": {"const": 12345678901234567890123}, "ключ": {"pattern": "^a$"}}}
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, "agent", None])
+async def test_an_input_schema_is_kept_as_it_was_given(service: Service, schema: Any) -> None:
+    assert (await put(service, input_schema=schema)).json()["input_schema"] == schema
+    assert (await service.http.get("/tools/echo")).json()["input_schema"] == schema
+    assert (await put(service, input_schema=schema)).json()["version"] == 1
+    async with service.engine.connect() as connection:
+        text = (await load_registry(connection, SECRETS, "default"))[1]["echo"].input_schema
+    assert schema == (json.loads(text) if text and text.startswith("{") else text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "field"),
+    [
+        ('{"properties": {"a": {"type": "strin"}}}', "input_schema.properties.a.type"),
+        ('{"allOf": [{"$ref": "https://example.com/a"}]}', "input_schema.allOf[0].$ref"),
+        ('{"maximum": 1e999}', "input_schema.maximum"),
+        (r'{"const": "\ud800"}', "input_schema"),
+        ('{"not":' * 300 + "{}" + "}" * 300, "input_schema"),
+        ('"upstream"', "input_schema"),
+        ("7", "input_schema"),
+    ],
+)
+async def test_a_schema_that_cannot_be_used_is_refused_and_said_where(
+    service: Service, schema: str, field: str
+) -> None:
+    body = f'{{"url": "{URL}", "input_schema": {schema}}}'
+    answer = await service.http.put("/tools/echo", content=body, headers={"content-type": "application/json"})
+    assert problem(answer) == (422, "invalid_request")
+    assert all(error["field"].startswith(field) for error in answer.json()["errors"])
+    assert len(answer.text) < 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -92,6 +93,13 @@ def test_the_gate_of_the_catch_all_holds_what_it_serves() -> None:
     assert ("held", "dispatched") == (life.state("ctu1"), life.state("ctu2"))
     life.decide("ctu1", "allow")
     assert "*" == served(life)["ctu1"]
+
+
+def test_the_input_schema_of_the_catch_all_checks_what_it_serves() -> None:
+    life = Life(tools=(replace(ALL, input_schema=json.dumps({"required": ["x"]})),)).connect()
+    life.receive(custom("ctu1", "foo"))
+    [sent] = life.sends
+    assert (True, {}) == ('lacks the member "x"' in sent["content"][0]["text"], served(life))
 
 
 def test_an_unknown_outcome_follows_the_policy_of_the_catch_all() -> None:
