@@ -28,7 +28,7 @@ from app.store import runs
 from app.store.batches import AttemptEnd, AttemptStart, Batch
 from app.store.budgets import Priority
 from app.store.database import is_unavailable
-from app.store.leases import SEND_S, Lease
+from app.store.leases import SEND_S, Lease, LeaseLostError
 from app.store.tools import disable_gone
 from app.store.writer import Writer
 from app.upstream.client import UpstreamClient
@@ -459,17 +459,30 @@ class Errands:
             if self._has_left:
                 raise _NotStartedError
             await asyncio.sleep(TRUST_POLL_S)
-        self._waiting.discard(start.call_id)
         if not is_noted and not self._has_left:
             ended = [end for end in self.ended if end.call_id == start.call_id]
             self.ended = [end for end in self.ended if end.call_id != start.call_id]
-            await self._parts.writer.submit(Batch(self._lease, started=[start], ended=ended))
+            is_stored = await self._note(Batch(self._lease, started=[start], ended=ended))
+            if not is_stored and is_first:
+                raise _NotStartedError
+        self._waiting.discard(start.call_id)
 
     async def note_ended(self) -> None:
         """Let the store know at once how attempts went; after the run, `drain` does."""
         if not self._has_left:
             ended, self.ended = self.ended, []
-            await self._parts.writer.submit(Batch(self._lease, ended=ended))
+            await self._note(Batch(self._lease, ended=ended))
+
+    async def _note(self, batch: Batch) -> bool:
+        """Store how attempts go, unless the run ended meanwhile: that must not end the delivery."""
+        try:
+            await self._parts.writer.submit(batch)
+        except LeaseLostError:
+            if not self._has_left:
+                raise
+            self.ended += batch.ended
+            return False
+        return True
 
     async def note_health(self, tool: str, health: Health) -> bool:
         """Store how this replica sees a tool's endpoint; return False when the database is away."""

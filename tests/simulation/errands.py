@@ -27,7 +27,7 @@ from app.runner.errands import (
     TRUST_POLL_S,
 )
 from app.store.batches import AttemptEnd, AttemptStart, Batch
-from app.store.leases import SEND_S, Lease
+from app.store.leases import SEND_S, Lease, LeaseLostError
 from app.webhooks.wire import build_body
 from tests.simulation.client import Client, RequestError
 from tests.simulation.record import SendLeft
@@ -333,15 +333,26 @@ class Errands:
         if not is_noted and not self.has_left:
             ended = [end for end in self.ended if end.call_id == start.call_id]
             self.ended = [end for end in self.ended if end.call_id != start.call_id]
-            yield from self._parts.writer.submit(Batch(self._lease, started=[start], ended=ended))
+            is_stored = yield from self._note(Batch(self._lease, started=[start], ended=ended))
+            if not is_stored and is_first:
+                raise _NotStartedError
 
     def note_ended(self) -> Work:
         """Let the store know at once how attempts went."""
-        ended, self.ended = self.ended, []
-        if self.has_left:
-            self.ended = ended
-        else:
-            yield from self._parts.writer.submit(Batch(self._lease, ended=ended))
+        if not self.has_left:
+            ended, self.ended = self.ended, []
+            yield from self._note(Batch(self._lease, ended=ended))
+
+    def _note(self, batch: Batch) -> Work:
+        """Store how attempts go, unless the run ended meanwhile: that must not end the delivery."""
+        try:
+            yield from self._parts.writer.submit(batch)
+        except LeaseLostError:
+            if not self.has_left:
+                raise
+            self.ended += batch.ended
+            return False
+        return True
 
     def _watch(self, orphans: Collection[str]) -> None:
         if orphans:
