@@ -50,6 +50,8 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "refused_by_upstream": (409, "Upstream refused the decision"),
     "too_many_tools": (409, "The tenant has too many tools"),
     "too_many_tests": (409, "The tenant has too many tests under way"),
+    "too_many_secrets": (409, "The tool has too many signing secrets"),
+    "secrets_unreadable": (409, "The tool's secrets cannot be read"),
     "callback_late": (410, "The tool's time is over"),
     "body_too_large": (413, "The body is too large"),
     "unsupported_media_type": (415, "The body must be JSON"),

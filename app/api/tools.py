@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Body, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.api.access import Authenticated, GuardedRoute, requires
@@ -29,6 +29,7 @@ from app.core.schemas import SchemaRefused, compiled
 from app.core.tools import Retry
 from app.store import health, tools
 from app.store.health import Health
+from app.store.secrets import UnreadableSecretError
 from app.store.tools import Registration
 
 URL_CHARS_MAX: Final = 2048
@@ -36,6 +37,7 @@ FIELD_CHARS_MAX: Final = 200
 """Of the place in a schema that a refusal names."""
 DESCRIPTION_CHARS_MAX: Final = 10_000
 DAY_S: Final = 86_400
+OVERLAP_S_MAX: Final = 7 * DAY_S
 # Nothing enforces these yet: taking them would promise a gate that is not there.
 _NOT_YET: Final = {
     "approvers": None,
@@ -130,6 +132,15 @@ class HealthView(BaseModel):
     failures: int = Field(description="In a row, when the state last changed.")
 
 
+class SecretTimesView(BaseModel):
+    """A signing secret that is live, without the secret."""
+
+    created_at: datetime
+    expires_at: datetime | None = Field(
+        description="When it signs no more, by the database's clock; null for the newest."
+    )
+
+
 class ToolView(ToolPolicy):
     """A tool as stored."""
 
@@ -137,6 +148,10 @@ class ToolView(ToolPolicy):
     url: str
     description: str | None
     header_names: list[str]
+    signing_secrets: list[SecretTimesView] = Field(description="Those that sign now, the newest first.")
+    fault: str | None = Field(
+        description="Why the tool cannot be called, and what to do; its calls are `unowned` until then."
+    )
     version: int = Field(description="Rises with each change of the registration.")
     disabled_reason: str | None = Field(
         description="Why the service set `enabled` to false: `gone`, the endpoint answered 410. PUT enables."
@@ -151,6 +166,23 @@ class NewToolView(ToolView):
     """A tool just registered, with the secret that signs its deliveries: it is shown this once."""
 
     signing_secret: str = Field(description="`whsec_` and base64 of 32 bytes.")
+
+
+class RotateBody(BaseModel):
+    """How long the secrets before the new one sign beside it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    overlap_s: Annotated[
+        float,
+        Field(ge=0, le=OVERLAP_S_MAX, allow_inf_nan=False, description="0 ends the earlier secrets at once."),
+    ] = DAY_S
+
+
+class RotatedToolView(NewToolView):
+    """A tool with its new secret, which is shown this once."""
+
+    old_signs_until: datetime = Field(description="Until then the secret before it signs as well.")
 
 
 class AffectedCall(BaseModel):
@@ -286,6 +318,43 @@ async def delete_tool(name: ToolName, bridge: Given, caller: Authenticated) -> R
     return RemovedTool(name=name, calls=calls, calls_total=removed.calls_total)
 
 
+@router.post(
+    "/tools/{name}/rotate-secret",
+    summary="Give a tool a new signing secret",
+    responses=documented("tool_not_found", "too_many_secrets", "secrets_unreadable", "invalid_request"),
+    **requires("tools"),
+)
+async def rotate_secret(
+    name: ToolName,
+    bridge: Given,
+    caller: Authenticated,
+    body: Annotated[RotateBody | None, Body()] = None,
+) -> RotatedToolView:
+    overlap_s = (body or RotateBody()).overlap_s
+    async with bridge.engine.begin() as connection:
+        try:
+            done = await tools.rotate(connection, bridge.secrets, caller.tenant, name, overlap_s=overlap_s)
+            seen = await health.of(connection, caller.tenant, [name])
+        except tools.TooManySecretsError as error:
+            raise Problem(
+                "too_many_secrets",
+                f"{tools.SECRETS_MAX} secrets of the tool sign now, which is the limit. Rotate again after"
+                f" {error.until:%Y-%m-%dT%H:%M:%SZ}, when the first of them ends, or with an `overlap_s` of"
+                " 0, which ends them all at once.",
+            ) from error
+        except UnreadableSecretError as error:
+            raise Problem(
+                "secrets_unreadable", f"{error}; or give an `overlap_s` of 0, and only the new secret signs."
+            ) from error
+    if done is None:
+        raise not_found("tool_not_found")
+    return RotatedToolView(
+        **_view(done.registration, seen).model_dump(),
+        signing_secret=done.signing_secret,
+        old_signs_until=done.old_signs_until,
+    )
+
+
 def _check_schema(schema: dict[str, Any]) -> None:
     try:
         compiled(msgspec.json.encode(schema).decode())
@@ -304,6 +373,11 @@ def _view(registration: Registration, seen: Mapping[str, Health]) -> ToolView:
         url=registration.url,
         description=registration.description,
         header_names=list(registration.header_names),
+        signing_secrets=[
+            SecretTimesView(created_at=one.created_at, expires_at=one.expires_at)
+            for one in registration.signing_secrets
+        ],
+        fault=registration.fault,
         version=registration.version,
         disabled_reason=registration.disabled_reason,
         disabled_at=registration.disabled_at,

@@ -115,6 +115,8 @@ class Router:
             detail = "The platform runs this call itself."
         elif not is_admitted(self.settings.tools, self._registration(call) or call.tool, call.tool):
             detail = f"The attachment's `tools` do not name {call.tool!r}; PATCH the session to add it."
+        elif (known := self.tools.get(call.tool)) is not None and known.fault is not None:
+            detail = f"The tool {call.tool!r} is registered but cannot be called: {known.fault}"
         else:
             name = call.served_by or call.tool
             detail = f"No tool named {name!r} is registered. PUT /tools/{name} registers it, and the"
@@ -138,7 +140,7 @@ class Router:
         if not is_admitted(self.settings.tools, registration, call.tool):
             return None
         tool = self.tools.get(registration)
-        return tool if tool is not None and tool.is_readable else None
+        return None if tool is None or tool.fault is not None else tool
 
     def _registration(self, call: Call) -> str | None:
         """Whose call it is. One that was delivered stays with whom it went to: nobody else recognises it."""

@@ -17,23 +17,31 @@ AGENT_SCHEMA: Final = "agent"
 
 
 @dataclass(frozen=True, slots=True)
+class SigningSecret:
+    """A key that signs until `expires_at`, in seconds since 1970; the newest has no end."""
+
+    key: bytes = field(repr=False)
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A webhook that serves calls of one name for one tenant, or as `*` those of every other name.
 
     Times are in seconds, sizes in bytes or characters. `timeout_s` is one wall clock over all attempts
     of a call; `attempt_timeout_s` bounds one of them. A tool that answers 202 has `callback_timeout_s` from
     then on to report its result, and each word of progress grants as much again, up to
-    `callback_timeout_max_s` in all; with 0 it may not answer so. `secrets` are raw signing keys, newest
-    first; every one of them signs. `input_schema` is the JSON text of a schema, or `agent`: a call whose
-    input does not fit is answered with an error, undelivered. `version` rises with each change of the
-    registration. `disabled_reason` is why the service disabled it: `gone`, its endpoint answered 410.
-
-    Without `is_readable` its secrets cannot be read: its calls park, and no other tool takes them.
+    `callback_timeout_max_s` in all; with 0 it may not answer so. `secrets` are newest first; every one that
+    is live signs. `input_schema` is the JSON text of a schema, or `agent`: a call whose input does not fit is
+    answered with an error, undelivered. `version` rises with each change of the registration.
+    `disabled_reason` is why the service disabled it: `gone`, its endpoint answered 410. `fault` says why the
+    tool cannot be called although it is registered, with the remedy: its calls park, and no other tool takes
+    them.
     """
 
     name: str
     url: str
-    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    secrets: tuple[SigningSecret, ...] = ()
     timeout_s: float = 120.0
     attempt_timeout_s: float | None = None
     retry: Retry = "connect_only"
@@ -50,7 +58,11 @@ class Tool:
     result_chars_max: int = 100_000
     input_schema: str | None = None
     version: int = 1
-    is_readable: bool = True
+    fault: str | None = None
+
+    def keys_at(self, now: float) -> tuple[bytes, ...]:
+        """The keys that sign what is sent at `now`, in seconds since 1970."""
+        return tuple(one.key for one in self.secrets if one.expires_at is None or now < one.expires_at)
 
 
 def registration_of(tools: Mapping[str, Tool], kind: Kind, name: str) -> str | None:

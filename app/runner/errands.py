@@ -550,7 +550,7 @@ class _AttemptLog:
     """Notes the attempts of one delivery: a start before it leaves, an end with the run's next commit.
 
     Once an attempt may have arrived, all go where it went: only that endpoint recognises the call. `url` is
-    where one of an earlier episode did.
+    where one of an earlier episode did. The secrets are always those of now, however long the call waited.
     """
 
     def __init__(self, errands: Errands, call: Call, tool: Tool, url: str | None) -> None:
@@ -561,11 +561,13 @@ class _AttemptLog:
         self._has_arrived = url is not None
         self._since = asyncio.get_running_loop().time()
 
-    def url(self) -> str:
+    def current(self) -> Tool:
         current = self._errands.tools.get(self._tool.name)
-        if current is not None and current.url != self._tool.url and not self._has_arrived:
-            self._tool = replace(self._tool, url=current.url, version=current.version)
-        return self._tool.url
+        if current is not None and current.fault is None:
+            self._tool = replace(self._tool, secrets=current.secrets)
+            if current.url != self._tool.url and not self._has_arrived:
+                self._tool = replace(self._tool, url=current.url, version=current.version)
+        return self._tool
 
     async def started(self, attempt: int) -> None:
         # The first one was committed together with the dispatch, and its deadline counted from there.

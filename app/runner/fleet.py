@@ -53,6 +53,8 @@ CLOCK_STEP_S: Final = 0.01
 """Timers may come early by the resolution of the loop's clock."""
 DEAD_REPLICA_S: Final = 3_600.0
 
+_NO_CREDENTIAL: Final = "set ANTHROPIC_API_KEY and start again: the session goes on by itself"
+
 log = logger(__name__)
 
 
@@ -128,7 +130,7 @@ class Fleet:
         self._runs: dict[tuple[str, str], _Run] = {}
         self._registries: dict[str, _Registry] = {}
         self._defects = _Defects()
-        self._draining: set[asyncio.Task[None]] = set()
+        self._draining: dict[asyncio.Task[None], SessionRunner] = {}
         self._trusted_until = 0.0
         self._losing: asyncio.TimerHandle | None = None
         self._left_at: float | None = None
@@ -275,7 +277,7 @@ class Fleet:
         runner.wish(notices, wish.wish)
 
     async def _refresh_registries(self) -> None:
-        tenants = {tenant for tenant, _ in self._runs}
+        tenants = {tenant for tenant, _ in self._runs} | {r.lease.tenant for r in self._draining.values()}
         for tenant in list(self._registries):
             if tenant not in tenants:
                 del self._registries[tenant]
@@ -285,9 +287,10 @@ class Fleet:
                     continue
                 version, tools = await load_registry(connection, self._secrets, tenant)
             self._registries[tenant] = _Registry(version, tools)
-            for (owner, _), run in list(self._runs.items()):
-                if owner == tenant and run.runner is not None:
-                    run.runner.change_tools(tools)
+            serving = [run.runner for run in self._runs.values() if run.runner is not None]
+            for runner in [*serving, *self._draining.values()]:
+                if runner.lease.tenant == tenant:
+                    runner.change_tools(tools)
 
     async def _registry(self, tenant: str) -> Mapping[str, Tool]:
         known = self._registries.get(tenant)
@@ -372,12 +375,12 @@ class Fleet:
             if run is not None:
                 run.runner = None
             draining = asyncio.create_task(self._drain(runner), name=f"drain {lease.session_id}")
-            self._draining.add(draining)
-            draining.add_done_callback(self._draining.discard)
+            self._draining[draining] = runner
+            draining.add_done_callback(self._draining.pop)
         await self._release(lease)
 
     async def _start_of(self, lease: Lease) -> tuple[runs.Start | None, UpstreamClient | None]:
-        """What a run starts from, and its way upstream; waits while there is no credential for it."""
+        """What a run starts from, and its way upstream; waits while what it sends there is not known."""
         told = False
         while True:
             async with self._engine.connect() as connection:
@@ -385,18 +388,19 @@ class Fleet:
             if start is None:
                 return None, None
             client = self._client_for(lease.tenant, start.settings.credential, start.extra_headers)
-            if client is not None:
+            if client is not None and start.fault is None:
                 return start, client
             if start.is_detach_requested:
                 await self._writer.submit(Batch(lease, end=p.End("detached")))
                 return None, None
             if not told:
                 told = True
+                flag = "no_credential" if start.fault is None else "unreadable_headers"
                 log.error(
-                    "no_credential", session_id=lease.session_id, credential=start.settings.credential,
-                    remedy="set ANTHROPIC_API_KEY and start again: the session goes on by itself",
+                    flag, session_id=lease.session_id, credential=start.settings.credential,
+                    remedy=start.fault or _NO_CREDENTIAL,
                 )  # fmt: skip
-                flags = start.progress.flags | {"no_credential"}
+                flags = start.progress.flags | {flag}
                 await self._writer.submit(Batch(lease, progress=replace(start.progress, flags=flags)))
             await asyncio.sleep(CREDENTIAL_POLL_S)
 

@@ -11,7 +11,6 @@ log = logger(__name__)
 
 _REMEDIES: Final = {
     "held": "POST /sessions/{session_id}/confirm decides",
-    "unowned": "register the tool with PUT /tools/{tool}, and the call is delivered at once",
 }
 _WARNED: Final = frozenset({"unowned", "rejected"})
 
@@ -20,7 +19,8 @@ def tell(session_id: str, batch: Batch) -> None:
     """Log what the batch, which is committed, says about the session and its calls."""
     for call in {call.id: call for call in batch.calls}.values():
         say = log.warning if call.state in _WARNED or call.outcome_unknown else log.info
-        extra = {"remedy": _REMEDIES[call.state]} if call.state in _REMEDIES else {}
+        remedy = call.detail if call.state == "unowned" else _REMEDIES.get(call.state)
+        extra = {} if remedy is None else {"remedy": remedy}
         say(f"call_{call.state}", session_id=session_id, call_id=call.id, tool=call.tool, **extra)
     for end in batch.ended:
         if end.code is not None:

@@ -69,8 +69,9 @@ class ToolTests:
     async def _make(self, wish: Wish) -> None:
         async with self._engine.connect() as connection:
             tool = await load(connection, self._secrets, wish.tenant, wish.tool)
-        if tool is None:
-            gone = error_result(f"The tool {wish.tool!r} is not registered, or its secrets cannot be read.")
+        if tool is None or tool.fault is not None:
+            why = "is not registered" if tool is None else f"cannot be called: {tool.fault}"
+            gone = error_result(f"The tool {wish.tool!r} {why}.")
             outcome = Outcome(gone.content.decode(), True, None, None, None, None, None)
         else:
             outcome = await self._deliver(wish, tool)
@@ -105,7 +106,7 @@ class _Told:
     tool: Tool
     reports: list[AttemptReport] = field(default_factory=list)
 
-    def url(self) -> None:
+    def current(self) -> None:
         return None
 
     async def started(self, attempt: int) -> None:

@@ -16,7 +16,7 @@ from app.core.calls import END_STATES, Call, Decision, Gate, Result
 from app.store import attachments, tables
 from app.store.batches import AttemptEnd, storable
 from app.store.leases import Lease
-from app.store.secrets import Secrets
+from app.store.secrets import Secrets, UnreadableSecretError
 
 OVER_MAX: Final = 500
 """How many of the calls that ended last a run keeps in mind."""
@@ -33,10 +33,14 @@ _decisions = tables.decisions
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Everything that a run begins with. `idle_left_s` is the rest of a countdown, None if none runs."""
+    """Everything that a run begins with. `idle_left_s` is the rest of a countdown, None if none runs.
+
+    `fault` says why the extra headers cannot be read; they are empty then.
+    """
 
     settings: attachments.Settings
     extra_headers: Mapping[str, str]
+    fault: str | None
     calls: tuple[Call, ...]
     over: tuple[Call, ...]
     progress: protocol.Progress
@@ -89,9 +93,16 @@ async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> S
             m.c.tenant == key[0], m.c.session_id == key[1], m.c.state == "partial", m.c.seq.is_(None)
         )
     )
+    fault: str | None = None
+    extra_headers: Mapping[str, str] = {}
+    try:
+        extra_headers = await attachments.load_extra_headers(connection, secrets, *key)
+    except UnreadableSecretError as error:
+        fault = f"{error}. If it is lost for good, detach the session and attach it with its headers."
     return Start(
         settings=msgspec.json.decode(row.settings, type=attachments.Settings),
-        extra_headers=await attachments.load_extra_headers(connection, secrets, *key),
+        extra_headers=extra_headers,
+        fault=fault,
         calls=tuple(_unruled(_call(call, *numbered.get(call.id, (0, 0, False)))) for call in open_),
         over=tuple(_call(call) for call in reversed(over.all())),
         progress=protocol.Progress(

@@ -17,11 +17,20 @@ KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _KEY_ID_BYTES: Final = 4
 _FORMAT: Final = b"\x01"
-_HEAD_BYTES: Final = len(_FORMAT) + _KEY_ID_BYTES + _NONCE_BYTES
+HEAD_BYTES: Final = len(_FORMAT) + _KEY_ID_BYTES
+"""What names the format and the key, at the front of a sealed value."""
+_OPENING_BYTES: Final = HEAD_BYTES + _NONCE_BYTES
 
 
 class UnreadableSecretError(Exception):
-    """A stored secret cannot be decrypted: its key is not set, or the row was tampered with."""
+    """A stored secret cannot be decrypted: its key is not set, or the row was tampered with.
+
+    The message is a sentence for operators. `missing_key_id` names the key that is not set.
+    """
+
+    def __init__(self, message: str, missing_key_id: str | None = None) -> None:
+        super().__init__(message)
+        self.missing_key_id = missing_key_id
 
 
 class Secrets:
@@ -51,6 +60,15 @@ class Secrets:
             return None
         return base64.urlsafe_b64encode(hmac.digest(signer, text.encode(), "sha256")).decode().rstrip("=")
 
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """The ids of the keys, in hexadecimal; the first one writes."""
+        return tuple(key_id.hex() for key_id in self._ciphers)
+
+    def is_current(self, sealed: bytes) -> bool:
+        """Whether the first key encrypted it."""
+        return key_id_of(sealed) == self._writer.hex()
+
     def encrypt(self, plain: bytes, *, column: str, row: Sequence[str]) -> bytes:
         """Seal a value for a column (`table.column`) and the primary key of its row."""
         nonce = os.urandom(_NONCE_BYTES)
@@ -64,23 +82,30 @@ class Secrets:
             UnreadableSecretError: the key is missing from BASCULE_SECRET_KEY, or the value is not from there.
         """
         where = f"{column} of {'/'.join(row)}"
-        if len(sealed) < _HEAD_BYTES or sealed[:1] != _FORMAT:
+        if key_id_of(sealed) is None or len(sealed) < _OPENING_BYTES:
             raise UnreadableSecretError(
                 f"{where} is not in a known format; was it written by a later version?"
             )
-        key_id = sealed[1 : 1 + _KEY_ID_BYTES]
+        key_id = sealed[len(_FORMAT) : HEAD_BYTES]
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise UnreadableSecretError(
                 f"{where} was encrypted with key {key_id.hex()}, which BASCULE_SECRET_KEY does not hold;"
-                " append that key after the current one"
+                " append that key after the current one",
+                key_id.hex(),
             )
         try:
             return cipher.decrypt(
-                sealed[1 + _KEY_ID_BYTES : _HEAD_BYTES], sealed[_HEAD_BYTES:], _place(column, row)
+                sealed[HEAD_BYTES:_OPENING_BYTES], sealed[_OPENING_BYTES:], _place(column, row)
             )
         except InvalidTag as error:
             raise UnreadableSecretError(f"{where} was changed or moved outside the service") from error
+
+
+def key_id_of(sealed: bytes) -> str | None:
+    """Return the id of the key that encrypted a value, in hexadecimal; None if it is in no known format."""
+    is_known = len(sealed) >= HEAD_BYTES and sealed.startswith(_FORMAT)
+    return sealed[len(_FORMAT) : HEAD_BYTES].hex() if is_known else None
 
 
 def _key_id(key: bytes) -> bytes:

@@ -140,11 +140,11 @@ class DeliveryOutcome:
 class AttemptLog(Protocol):
     """Who is told of attempts. What these raise ends the delivery."""
 
-    def url(self) -> str | None:
-        """Where the next attempt would go; None means the tool's own URL."""
+    def current(self) -> Tool | None:
+        """The tool as it is by now: where the next attempt goes, and what signs it. None: as requested."""
 
     async def started(self, attempt: int) -> None:
-        """Called before anything leaves, right after `url`; the attempt waits for it."""
+        """Called before anything leaves, right after `current`; the attempt waits for it."""
 
     async def finished(self, report: AttemptReport) -> None:
         """Called after each attempt, before the next one or the outcome.
@@ -234,14 +234,14 @@ class Deliverer:
         tried: _Tried | None = None
         for failures in range(1, ATTEMPTS_MAX + 1):
             number = request.attempt + failures - 1
-            url = log.url() or tool.url
-            endpoint = self._endpoints.of(request.tenant, tool.name, url)
+            tool = log.current() or tool
+            endpoint = self._endpoints.of(request.tenant, tool.name, tool.url)
             if endpoint.wait_s() > 0 and not request.is_test:
                 return None if tried is None else tried.outcome
             async with endpoint.attempt(log.health_changed) as verdict:
                 await log.started(number)
                 deadline = deadline or self._clock() + tool.timeout_s
-                tried = await self._try(request, number, deadline, log, url, was_sent=was_sent)
+                tried = await self._try(request, number, deadline, log, tool, was_sent=was_sent)
                 verdict.error, verdict.is_well = tried.error, tried.is_well
             was_sent = was_sent or tried.was_written
             pause_s = self._pause_s(tool, tried, failures, deadline)
@@ -254,9 +254,9 @@ class Deliverer:
 
     async def _is_well(self, request: DeliveryRequest, log: AttemptLog, until: float) -> bool:
         """Wait for the endpoint, if the tool has it so; return whether an attempt may begin in time."""
-        tool = request.tool
         while True:
-            wait_s = self._endpoints.of(request.tenant, tool.name, log.url() or tool.url).wait_s()
+            tool = log.current() or request.tool
+            wait_s = self._endpoints.of(request.tenant, tool.name, tool.url).wait_s()
             left_s = until - self._clock()
             if wait_s <= 0 or request.is_test:
                 return True
@@ -265,8 +265,8 @@ class Deliverer:
             await self._sleep(min(wait_s, HEALTH_LOOK_S))
 
     async def _not_tried(self, request: DeliveryRequest, log: AttemptLog) -> DeliveryOutcome:
-        tool, now_ms = request.tool, int(self._clock() * 1000)
-        health = self._endpoints.of(request.tenant, tool.name, log.url() or tool.url).health
+        tool, now_ms = log.current() or request.tool, int(self._clock() * 1000)
+        health = self._endpoints.of(request.tenant, tool.name, tool.url).health
         await log.finished(AttemptReport(request.attempt, now_ms, now_ms, None, "unhealthy", False, ""))
         sentence = f"{the_tool(tool)} was not called: its endpoint is down"
         if health.since is not None:
@@ -290,12 +290,12 @@ class Deliverer:
         number: int,
         deadline: float,
         log: AttemptLog,
-        url: str,
+        tool: Tool,
         *,
         was_sent: bool,
     ) -> _Tried:
-        # What must not come back is part of where it goes; the agent knows the tool by the name it called.
-        tool = replace(request.tool, url=url, name=request.call.tool)
+        # The agent knows the tool by the name it called.
+        tool = replace(tool, name=request.call.tool)
         started = self._clock()
         left_s = deadline - started
         attempt_s = tool.attempt_timeout_s or tool.timeout_s
@@ -304,7 +304,7 @@ class Deliverer:
         headers = wire.headers(
             tool,
             webhook_id=id_,
-            timestamp_s=int(wall),
+            now=wall,
             body=request.body,
             attempt=number,
             deadline_s=wall + left_s,
@@ -312,7 +312,7 @@ class Deliverer:
             version=self._version,
         )
         came = await self._door.post(
-            url,
+            tool.url,
             headers,
             request.body,
             timeout_s=min(left_s, attempt_s),

@@ -276,7 +276,7 @@ def _secrets(tool: Tool) -> list[str]:
         *(unquote_plus(pair) for pair in pairs),
         *(value for _, value in tool.headers),
         *(value.partition(" ")[2] for _, value in tool.headers),
-        *(base64.b64encode(secret).decode() for secret in tool.secrets),
+        *(base64.b64encode(secret.key).decode() for secret in tool.secrets),
     ]
     spellings = {spelling for secret in raw for spelling in (secret, html.escape(secret))}
     return sorted((s for s in spellings if len(s) >= _SECRET_CHARS_MIN), key=len, reverse=True)

@@ -78,7 +78,7 @@ def headers(
     tool: Tool,
     *,
     webhook_id: str,
-    timestamp_s: int,
+    now: float,
     body: bytes,
     attempt: int,
     deadline_s: float,
@@ -87,8 +87,11 @@ def headers(
 ) -> dict[str, str]:
     """The headers of one attempt.
 
-    `timestamp_s` and `deadline_s` are in seconds since 1970. The tool's own headers come first and
-    never replace ours: those that may not be set are left out.
+    `now` and `deadline_s` are in seconds since 1970; the secrets that are live at `now` sign. The tool's own
+    headers come first and never replace ours: those that may not be set are left out.
+
+    Raises:
+        ValueError: no secret is live.
     """
     fields = {
         name: value
@@ -101,8 +104,8 @@ def headers(
         "accept-encoding": "identity",
         "user-agent": f"bascule/{version}",
         "webhook-id": webhook_id,
-        "webhook-timestamp": str(timestamp_s),
-        "webhook-signature": sign(tool.secrets, webhook_id, timestamp_s, body),
+        "webhook-timestamp": str(int(now)),
+        "webhook-signature": sign(tool.keys_at(now), webhook_id, int(now), body),
         "bascule-attempt": str(attempt),
         "bascule-deadline": str(int(deadline_s)),
         "traceparent": traceparent or trace(webhook_id, attempt),

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-import logging
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -10,19 +11,23 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
+from structlog.testing import capture_logs
 
+from app.core.tools import Tool
 from app.main import build_bridge
 from app.settings import Settings
 from app.store import tables, tools
 from app.store.secrets import Secrets
 from app.store.tools import load_registry
 from tests.api.service import Service, problem, served
-from tests.store.rows import SECRETS, add_attachment, add_call, add_delivery
+from tests.store.rows import SECRETS, add_attachment, add_call, add_delivery, pass_time
 from tests.webhooks.cases import CASES
 
 pytestmark = pytest.mark.anyio
 
 URL = "https://tools.example/hook"
+LOST = Secrets([b"k" * 32])
+"""Keys that the service does not have."""
 
 
 async def put(service: Service, name: str = "echo", **body: Any) -> Any:
@@ -36,7 +41,9 @@ async def test_a_new_tool_has_every_default_and_shows_its_secret_once(service: S
     secret = shown.pop("signing_secret")
     assert secret.startswith("whsec_")
     assert len(base64.b64decode(secret.removeprefix("whsec_"))) == 32
-    assert shown.pop("created_at") == shown.pop("updated_at")
+    created_at = shown.pop("created_at")
+    assert [{"created_at": created_at, "expires_at": None}] == shown.pop("signing_secrets")
+    assert created_at == shown.pop("updated_at")
     assert shown == {
         "name": "echo",
         "url": URL,
@@ -55,6 +62,7 @@ async def test_a_new_tool_has_every_default_and_shows_its_secret_once(service: S
         "when_unhealthy": "wait",
         "concurrency": 32,
         "header_names": [],
+        "fault": None,
         "enabled": True,
         "reply_bytes_max": 1048576,
         "result_chars_max": 100000,
@@ -71,13 +79,13 @@ async def test_a_new_tool_has_every_default_and_shows_its_secret_once(service: S
 async def test_replacing_a_tool_keeps_its_secret_and_raises_versions(service: Service) -> None:
     await put(service)
     async with service.engine.connect() as connection:
-        before, registry = await load_registry(connection, SECRETS, "default")
+        before, known = await load_registry(connection, SECRETS, "default")
     answer = await put(service, gate="ask", timeout_s=5)
     assert (answer.status_code, answer.json()["version"]) == (200, 2)
     async with service.engine.connect() as connection:
         after, changed = await load_registry(connection, SECRETS, "default")
     assert after == before + 1
-    assert changed["echo"].secrets == registry["echo"].secrets
+    assert changed["echo"].secrets == known["echo"].secrets
     assert (changed["echo"].gate, changed["echo"].timeout_s, changed["echo"].version) == ("ask", 5.0, 2)
 
 
@@ -95,10 +103,10 @@ async def test_headers_are_encrypted_and_write_only(service: Service) -> None:
     assert answer.json()["header_names"] == ["authorization"]
     async with service.engine.connect() as connection:
         row = (await connection.execute(select(tables.tools))).one()
-        _, registry = await load_registry(connection, SECRETS, "default")
+    tool = (await registry(service))["echo"]
     assert b"hidden-value" not in row.headers + row.secrets
-    assert registry["echo"].headers == (("authorization", "Bearer hidden-value"),)
-    assert "hidden-value" not in repr(registry["echo"])
+    assert tool.headers == (("authorization", "Bearer hidden-value"),)
+    assert "hidden-value" not in repr(tool)
 
 
 @pytest.mark.parametrize(
@@ -209,19 +217,171 @@ async def test_a_tenant_has_a_limited_number_of_tools(
     assert (await put(service, "a", gate="ask")).status_code == 200
 
 
-async def test_a_tool_whose_secrets_cannot_be_read_stops_no_other(
-    service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
-    await put(service, "a")
-    other_keys = Secrets([b"k" * 32])
-    caplog.set_level(logging.CRITICAL)
+async def put_under(service: Service, keys: Secrets, name: str = "echo") -> None:
+    """Register a tool as a replica with other keys would."""
     async with service.engine.begin() as connection:
         await tools.put(
-            connection, other_keys, "default", "b", url=URL, description=None, policy={}, headers={}
+            connection, keys, "default", name, url=URL, description=None, policy={}, headers={"x": "y"}
         )
-        _, registry = await load_registry(connection, SECRETS, "default")
-    assert [name for name, tool in registry.items() if tool.is_readable] == ["a"]
-    assert [tool["name"] for tool in (await service.http.get("/tools")).json()["data"]] == ["a", "b"]
+
+
+async def registry(service: Service, keys: Secrets = SECRETS) -> dict[str, Tool]:
+    async with service.engine.connect() as connection:
+        return (await load_registry(connection, keys, "default"))[1]
+
+
+async def test_a_tool_whose_secrets_cannot_be_read_stops_no_other_and_says_why(service: Service) -> None:
+    await put(service, "a")
+    await put_under(service, LOST, "b")
+    loaded = await registry(service)
+    assert (None, ()) == (loaded["a"].fault, loaded["b"].secrets)
+    readable, faulty = (await service.http.get("/tools")).json()["data"]
+    assert (None, loaded["b"].fault) == (readable["fault"], faulty["fault"])
+    assert ([], []) == (faulty["signing_secrets"], faulty["header_names"])
+    for told in (LOST.key_ids[0], "BASCULE_SECRET_KEY", "append that key", "/rotate-secret", "PUT /tools/"):
+        assert told in faulty["fault"]
+
+
+async def test_what_cannot_be_read_is_said_in_the_log(service: Service) -> None:
+    await put_under(service, LOST)
+    with capture_logs() as logs:
+        await registry(service)
+    ((name, reason),) = [(x["tool"], x["reason"]) for x in logs if x["event"] == "tool_unreadable"]
+    assert "echo" == name
+    assert f"was encrypted with key {LOST.key_ids[0]}" in reason
+
+
+async def test_a_tool_whose_key_is_lost_for_good_is_made_anew(service: Service) -> None:
+    """The two remedies of the sentence, and nothing else, are enough."""
+    await put_under(service, LOST)
+    refused = await rotate(service)
+    assert (409, "secrets_unreadable") == problem(refused)
+    assert LOST.key_ids[0] in refused.json()["detail"]
+    assert 200 == (await rotate(service, overlap_s=0)).status_code
+    assert "tools.headers" in (await service.http.get("/tools/echo")).json()["fault"]
+    assert None is (await put(service, headers={"x": "z"})).json()["fault"]
+    loaded = (await registry(service))["echo"]
+    assert (None, (("x", "z"),), 1) == (loaded.fault, loaded.headers, len(loaded.secrets))
+
+
+# ---- rotating
+
+
+async def rotate(service: Service, name: str = "echo", **body: Any) -> Any:
+    return await service.http.post(f"/tools/{name}/rotate-secret", json=body)
+
+
+def key_of(answer: Any) -> bytes:
+    return base64.b64decode(answer.json()["signing_secret"].removeprefix("whsec_"))
+
+
+async def test_a_rotated_secret_signs_beside_the_one_before_it(service: Service) -> None:
+    """C-060, D-046."""
+    old = key_of(await put(service))
+    async with service.engine.connect() as connection:
+        before = await tools.registry_version(connection, "default")
+    answer = await rotate(service, overlap_s=3600)
+    shown = answer.json()
+    ends = datetime.fromisoformat(shown["old_signs_until"])
+    assert (200, 32) == (answer.status_code, len(key_of(answer)))
+    newest, older = shown["signing_secrets"]
+    assert (None, shown["old_signs_until"]) == (newest["expires_at"], older["expires_at"])
+    assert timedelta(seconds=3600) == ends - datetime.fromisoformat(newest["created_at"])
+    tool = (await registry(service))["echo"]
+    assert (key_of(answer), old) == tool.keys_at(ends.timestamp() - 1)
+    assert (key_of(answer),) == tool.keys_at(ends.timestamp() + 1)
+    async with service.engine.connect() as connection:
+        assert before + 1 == await tools.registry_version(connection, "default")
+
+
+async def test_a_rotation_without_a_body_overlaps_by_a_day(service: Service) -> None:
+    await put(service)
+    shown = (await service.http.post("/tools/echo/rotate-secret")).json()
+    ends, begins = shown["old_signs_until"], shown["signing_secrets"][0]["created_at"]
+    assert timedelta(days=1) == datetime.fromisoformat(ends) - datetime.fromisoformat(begins)
+
+
+async def test_reads_show_the_times_of_secrets_and_never_a_secret(service: Service) -> None:
+    first = await put(service)
+    second = await rotate(service)
+    for path in ("/tools", "/tools/echo"):
+        answer = await service.http.get(path)
+        assert 2 == answer.text.count("expires_at")
+        for made in (first, second):
+            assert made.json()["signing_secret"].removeprefix("whsec_") not in answer.text
+
+
+async def test_an_overlap_of_nothing_ends_every_earlier_secret(service: Service) -> None:
+    await put(service)
+    await rotate(service)
+    answer = await rotate(service, overlap_s=0)
+    assert 1 == len(answer.json()["signing_secrets"])
+    assert [key_of(answer)] == [one.key for one in (await registry(service))["echo"].secrets]
+
+
+async def test_a_shorter_overlap_shortens_those_before_it(service: Service) -> None:
+    """After the overlap that was asked for, only the new secret signs."""
+    await put(service)
+    await rotate(service, overlap_s=3600)
+    shown = (await rotate(service, overlap_s=60)).json()
+    assert [None, *[shown["old_signs_until"]] * 2] == [one["expires_at"] for one in shown["signing_secrets"]]
+    longer = (await rotate(service, overlap_s=3600)).json()
+    assert [shown["old_signs_until"]] * 2 == [one["expires_at"] for one in longer["signing_secrets"][2:]]
+
+
+async def test_an_ended_secret_signs_nothing_is_not_shown_and_goes_with_the_next_write(
+    service: Service,
+) -> None:
+    await put(service)
+    second = await rotate(service, overlap_s=60)
+    await pass_time(service.engine, 61)
+    assert [key_of(second)] == [one.key for one in (await registry(service))["echo"].secrets]
+    assert 1 == len((await service.http.get("/tools/echo")).json()["signing_secrets"])
+    third = await rotate(service, overlap_s=60)
+    async with service.engine.connect() as connection:
+        row = (await connection.execute(select(tables.tools))).one()
+    stored = json.loads(SECRETS.decrypt(row.secrets, column="tools.secrets", row=("default", "echo")))
+    assert [key_of(third), key_of(second)] == [base64.b64decode(key["key"]) for key in stored]
+
+
+async def test_so_many_secrets_sign_and_one_more_is_refused(service: Service) -> None:
+    """Whoever rotates again because an answer was lost does not cut off the receiver that works."""
+    used = key_of(await put(service))
+    for _ in range(tools.SECRETS_MAX - 1):
+        assert 200 == (await rotate(service)).status_code
+    refused = await rotate(service)
+    assert (409, "too_many_secrets") == problem(refused)
+    assert "overlap_s" in refused.json()["detail"]
+    kept = [one.key for one in (await registry(service))["echo"].secrets]
+    assert (tools.SECRETS_MAX, used) == (len(kept), kept[-1])
+    assert 200 == (await rotate(service, overlap_s=0)).status_code
+
+
+async def test_rotations_at_once_are_one_after_the_other(service: Service) -> None:
+    await put(service)
+    answers = await asyncio.gather(*(rotate(service) for _ in range(4)))
+    made = {key_of(answer) for answer in answers}
+    assert made < {one.key for one in (await registry(service))["echo"].secrets}
+
+
+@pytest.mark.parametrize(
+    "body", [{"overlap_s": -1}, {"overlap_s": 604_801}, {"overlap_s": "60"}, {"overlap_s": None}, {"x": 1}]
+)
+async def test_an_invalid_rotation_changes_nothing(service: Service, body: dict[str, Any]) -> None:
+    await put(service)
+    assert (422, "invalid_request") == problem(await rotate(service, **body))
+    assert 1 == len((await registry(service))["echo"].secrets)
+
+
+async def test_only_a_tool_of_ones_own_is_rotated(service: Service) -> None:
+    await put(service)
+    assert (404, "tool_not_found") == problem(await rotate(service, "other"))
+    stranger = await service.key("tools", tenant="other")
+    answer = await service.http.post("/tools/echo/rotate-secret", headers=stranger)
+    assert (404, "tool_not_found") == problem(answer)
+    reader = await service.key("read")
+    answer = await service.http.post("/tools/echo/rotate-secret", headers=reader)
+    assert (403, "forbidden") == problem(answer)
 
 
 async def test_the_catch_all_is_registered_by_its_name_however_it_is_written(service: Service) -> None:

@@ -16,14 +16,14 @@ from app.core import events as ev
 from app.core import protocol as p
 from app.core.calls import Call, Decision, Result
 from app.core.session import SessionMachine, Stored
-from app.core.tools import Tool
+from app.core.tools import SigningSecret, Tool
 
 T0 = datetime(2026, 10, 29, 14, 0, tzinfo=UTC).timestamp()
 ALWAYS_ALLOW = (
     {"type": "agent_toolset_20260401", "default_config": {"permission_policy": {"type": "always_allow"}}},
 )
-ECHO = Tool(name="echo", url="https://tools.example/echo", secrets=(b"s" * 32,))
-GATED = Tool(name="gated", url="https://tools.example/gated", secrets=(b"s" * 32,))
+ECHO = Tool(name="echo", url="https://tools.example/echo", secrets=(SigningSecret(b"s" * 32),))
+GATED = Tool(name="gated", url="https://tools.example/gated", secrets=(SigningSecret(b"s" * 32),))
 
 _clock = iter(range(1, 10_000_000))
 

@@ -59,7 +59,7 @@ def test_a_disabled_registration_is_not_absent() -> None:
 
 def test_a_registration_that_cannot_be_read_is_not_absent() -> None:
     """Its secrets are lost, not its owner: the call waits for a mended registration."""
-    life = Life(tools=(ALL, replace(FOO, is_readable=False))).connect()
+    life = Life(tools=(ALL, replace(FOO, fault="its key is gone"))).connect()
     life.receive(custom("ctu1", "foo"))
     assert "unowned" == life.state("ctu1")
     change(life, ALL, FOO)

@@ -68,6 +68,17 @@ def test_an_unowned_call_is_reported_once_across_restarts() -> None:
     assert [] == life.of(p.SaveCall)
 
 
+def test_a_tool_that_cannot_be_called_owns_no_calls_until_it_is_mended() -> None:
+    """An unreadable secret: nothing is delivered unsigned, the call says why and waits."""
+    faulty = replace(MISSING, fault="tools.secrets was encrypted with key 1a2b3c4d.")
+    life = Life(tools=(faulty,)).connect()
+    life.receive(use("tu1", "missing"))
+    assert ("unowned", []) == (life.state("tu1"), life.of(p.Deliver))
+    assert "is registered but cannot be called: tools.secrets was" in (life.calls["tu1"].detail or "")
+    life.notice(p.ToolsChanged({"missing": MISSING}))
+    assert (["tu1"], None) == ([one.call.id for one in life.of(p.Deliver)], life.calls["tu1"].detail)
+
+
 @pytest.mark.parametrize("type_", ["user.tool_result", "agent.tool_result"])
 def test_an_answer_of_its_owner_ends_an_unowned_call(type_: str) -> None:
     """R-115: whoever answers, the id decides."""

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.core.calls import Call
 from app.core.protocol import Snapshot
-from app.core.tools import Tool
+from app.core.tools import SigningSecret, Tool
 from app.store.leases import Lease
 from tests.store.rows import add_attachment
 
@@ -36,7 +36,7 @@ def a_call(call_id: str, **values: Any) -> Call:
 
 
 def a_tool(**values: Any) -> Tool:
-    return Tool("lookup", "https://tool.example", (b"k",), **values)
+    return Tool("lookup", "https://tool.example", (SigningSecret(b"k"),), **values)
 
 
 def final(message_id: str, text_: str = "done") -> Snapshot:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.core.calls import Call
-from app.core.tools import Tool
+from app.core.tools import SigningSecret, Tool
 from app.webhooks.attempt import KEEPALIVE_S
 from app.webhooks.delivery import AttemptReport, Deliverer, DeliveryRequest
 from app.webhooks.egress import Egress
@@ -183,7 +183,7 @@ class Log:
     reports: list[AttemptReport] = field(default_factory=list)
     healths: list[Health] = field(default_factory=list)
 
-    def url(self) -> None:
+    def current(self) -> None:
         return None
 
     async def health_changed(self, health: Health) -> bool:
@@ -213,8 +213,8 @@ async def delivering(egress: Egress = LOOPBACK, **changes: Any) -> AsyncIterator
 
 def a_tool(url: str, **changes: Any) -> Tool:
     """A tool that may not call back."""
-    given = {"name": "echo", "url": url, "secrets": (SECRET,), "timeout_s": 5.0, "callback_timeout_s": 0.0}
-    return Tool(**(given | changes))
+    given = {"name": "echo", "url": url, "secrets": (SigningSecret(SECRET),), "timeout_s": 5.0}
+    return Tool(**(given | {"callback_timeout_s": 0.0} | changes))
 
 
 def a_call(input_: bytes = b"{}", **changes: Any) -> Call:

@@ -13,9 +13,11 @@ import pytest
 from standardwebhooks import Webhook
 
 from app.core.calls import webhook_id
+from app.core.tools import SigningSecret, Tool
 from app.webhooks.attempt import HEADERS_MAX
 from app.webhooks.delivery import DeliveryOutcome, retry_after_s
 from app.webhooks.egress import Egress
+from app.webhooks.wire import sign
 from tests.webhooks.conftest import (
     SECRET,
     Log,
@@ -535,6 +537,34 @@ async def test_a_cancelled_delivery_gives_its_slot_back(log: Log) -> None:
 async def test_an_odd_header_cannot_break_a_delivery(log: Log) -> None:
     outcome, requests = await deliver(log, OK, headers=(("x", "a\r\nhost: evil"), ("ü", "1"), ("ok", "é")))
     assert (text_of(outcome), requests) == ("done", 1)
+
+
+async def test_each_attempt_is_signed_with_what_is_live_when_it_leaves(log: Log) -> None:
+    """C-060, D-046: the old secret ends between two attempts; the body stays the same."""
+    old = SigningSecret(b"o" * 32, expires_at=Time().wall() + 0.2)
+    async with receiving(reply(503), OK) as receiver:
+        time = Time()
+        async with delivering(clock=time.clock, wall=time.wall, sleep=time.sleep) as deliverer:
+            tool = a_tool(receiver.url, retry="safe", secrets=(SigningSecret(SECRET), old))
+            await deliverer.deliver(a_request(tool), log)
+        first, second = receiver.requests
+    assert [2, 1] == [len(one.headers["webhook-signature"].split()) for one in (first, second)]
+    assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
+
+
+async def test_an_attempt_is_signed_with_the_secrets_that_the_log_returns(log: Log) -> None:
+    """The tool may have changed while the call waited for a slot."""
+
+    class Newer(Log):
+        def current(self) -> Tool:  # type: ignore[override]
+            return a_tool(receiver.url, secrets=(SigningSecret(b"n" * 32),))
+
+    async with receiving(OK) as receiver, delivering() as deliverer:
+        await deliverer.deliver(a_request(a_tool("https://gone.example/")), Newer())
+        (request,) = receiver.requests
+    fields = request.headers
+    expected = sign([b"n" * 32], fields["webhook-id"], int(fields["webhook-timestamp"]), request.body)
+    assert expected == fields["webhook-signature"]
 
 
 async def test_an_unsigned_delivery_is_a_defect_of_ours(log: Log) -> None:

@@ -182,8 +182,8 @@ async def test_a_call_that_waits_follows_the_tool_to_its_new_place() -> None:
         await one.fail()
 
         class Moving(Log):
-            def url(self) -> str | None:  # type: ignore[override]
-                return one.receiver.url + "/moved" if one.time.waits else None
+            def current(self) -> Tool | None:  # type: ignore[override]
+                return a_tool(one.receiver.url + "/moved") if one.time.waits else None
 
         assert "done" == text_of(await one.call(Moving()))
         assert [1.0] == one.time.waits

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.core.tools import Tool
 from app.webhooks.reply import ERROR_CHARS_MAX, Reply, error_result, read_reply
-from tests.webhooks.conftest import SECRET, a_tool
+from tests.webhooks.conftest import a_tool
 
 TOOL = a_tool("https://h.example/hook")
 JSON = "application/json"
@@ -234,7 +234,7 @@ types = st.sampled_from(
 def test_no_reply_raises_and_all_give_content_that_upstream_accepts(
     status: int, kind: str, body: bytes, encoding: str, chars_max: int
 ) -> None:
-    tool = Tool("echo", "https://h.example/", (SECRET,), reply_bytes_max=250, result_chars_max=chars_max)
+    tool = a_tool("https://h.example/", reply_bytes_max=250, result_chars_max=chars_max)
     result = read_reply(status, {"content-type": kind, "content-encoding": encoding}, body, tool).result
     assert (result is None) == (status == 202)
     if result is None:

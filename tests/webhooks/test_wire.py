@@ -10,6 +10,7 @@ from standardwebhooks import Webhook
 
 from app.core.calls import webhook_id
 from app.core.events import CustomUse, parse
+from app.core.tools import SigningSecret, Tool
 from app.webhooks.wire import build_body, has_callback, headers, sign, with_token
 from tests.webhooks.conftest import SECRET, a_call, a_tool
 
@@ -98,8 +99,16 @@ def test_odd_names_still_give_valid_json() -> None:
     assert (data["tool"], data["call_id"]) == ('a"b\\c\n\u2028', "ид")
 
 
+def test_a_secret_signs_until_its_end_and_the_newest_goes_on() -> None:
+    """C-060: the moment of sending decides, whenever the tool was read."""
+    new, old = SigningSecret(b"n" * 32), SigningSecret(b"o" * 32, expires_at=100.5)
+    tool = Tool("echo", "https://h.example/", (new, old))
+    assert [2, 1, 1] == [len(tool.keys_at(now)) for now in (100.4, 100.5, 1e12)]
+    assert (b"n" * 32, b"o" * 32) == tool.keys_at(0)
+
+
 def _headers(**changes: object) -> dict[str, str]:
-    known = {"webhook_id": "call_x", "timestamp_s": 5, "body": b"{}", "attempt": 2, "deadline_s": 9.9}
+    known = {"webhook_id": "call_x", "now": 5.9, "body": b"{}", "attempt": 2, "deadline_s": 9.9}
     tool = a_tool("https://h.example/", headers=changes.pop("tool_headers", ()))
     return headers(tool, version="1.2.3", **(known | changes))  # type: ignore[arg-type]
 
