@@ -8,8 +8,9 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import httpx
 import typer
@@ -19,6 +20,8 @@ from app.simulator.script import names
 
 REQUEST_LIMIT_S = 30.0
 
+T = TypeVar("T")
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -27,6 +30,8 @@ app = typer.Typer(
 )
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of a running service.")
 app.add_typer(keys, name="keys")
+secrets = typer.Typer(no_args_is_help=True, help="Rotate BASCULE_SECRET_KEY, which encrypts stored secrets.")
+app.add_typer(secrets, name="secrets")
 
 Url = Annotated[str, typer.Option(envvar="BASCULE_URL", help="Where the service listens.")]
 AdminKey = Annotated[
@@ -144,6 +149,31 @@ def revoke_key(
     print(json.dumps(_request("DELETE", url, f"/keys/{key_id}", key, params=params), indent=2))
 
 
+@secrets.command("reencrypt")
+def reencrypt_secrets() -> None:
+    """Rewrite every stored secret under the first key of BASCULE_SECRET_KEY, also while replicas serve."""
+    from app.store import reencryption
+
+    done = _with_secrets(reencryption.reencrypt)
+    for one in done:
+        counts = f"{one.rewritten} rewritten\t{one.current} current\t{one.unreadable_total} unreadable"
+        print(one.column, counts, sep="\t")
+    if lines := [sentence for one in done for sentence in one.unreadable]:
+        _stop("\n".join(lines))
+
+
+@secrets.command("status")
+def show_secrets() -> None:
+    """Show how many stored secrets each key protects; one that protects none may go."""
+    from app.store import reencryption
+
+    for one in _with_secrets(reencryption.protected):
+        named = ", ".join(f"{column} {count}" for column, count in one.values.items())
+        print(
+            one.key_id or "no known format", one.role, sum(one.values.values()), named or "nothing", sep="\t"
+        )
+
+
 def main() -> None:
     """Run the command line."""
     app()
@@ -153,6 +183,16 @@ def _settings() -> Settings:
     try:
         return read_settings(os.environ)
     except SettingsError as error:
+        _stop(str(error))
+
+
+def _with_secrets(work: Callable[..., Awaitable[T]]) -> T:
+    from app import serve as serving
+
+    settings = _settings()
+    try:
+        return serving.with_secrets(settings, os.environ, work)
+    except serving.CannotServeError as error:
         _stop(str(error))
 
 

@@ -10,9 +10,9 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import asyncpg
 import uvicorn
@@ -20,14 +20,15 @@ import uvloop
 from fastapi import FastAPI
 from pydantic import SecretStr
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.api.bridge import Bridge
 from app.logs import logger, set_up_logs
 from app.main import build_bridge, create_app
-from app.settings import SECRET_KEY_BYTES, Settings, unknown_variables
+from app.settings import SECRET_KEY_BYTES, Settings, secret_keys, unknown_variables
 from app.store.database import create_engine
 from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import is_current, migrate, new_revision
+from app.store.secrets import Secrets
 
 SECRET_KEY_FILE: Final = "secret.key"  # noqa: S105 - a name, no secret
 ADMIN_KEY_FILE: Final = "admin.key"
@@ -35,7 +36,9 @@ STOP_LIMIT_S: Final = 40
 """How long requests that are under way may take after a signal."""
 BACKLOG: Final = 2048
 START_POLL_S: Final = 0.01
-CONNECTIONS_FOR_MIGRATION: Final = 2
+CONNECTIONS_FOR_COMMAND: Final = 2
+
+T = TypeVar("T")
 
 log = logger(__name__)
 
@@ -94,7 +97,7 @@ async def migrate_database(settings: Settings, url: str, *, revision: str | None
         CannotServeError: the database cannot be used.
     """
     engine = create_engine(
-        _direct(settings, url), connections_max=CONNECTIONS_FOR_MIGRATION, is_behind_pooler=False
+        _direct(settings, url), connections_max=CONNECTIONS_FOR_COMMAND, is_behind_pooler=False
     )
     try:
         await migrate(engine)
@@ -105,6 +108,20 @@ async def migrate_database(settings: Settings, url: str, *, revision: str | None
         raise _unusable(error) from error
     finally:
         await engine.dispose()
+
+
+def with_secrets(
+    settings: Settings, environ: Mapping[str, str], work: Callable[[AsyncEngine, Secrets], Awaitable[T]]
+) -> T:
+    """Do something with the database and the keys that seal its secrets, beside replicas that may serve.
+
+    Raises:
+        CannotServeError: the database cannot be used.
+    """
+    with database(settings, environ) as url:
+        if settings.is_embedded:
+            settings = with_stored_keys(settings)
+        return asyncio.run(_with_secrets(settings, url, work))
 
 
 def with_stored_keys(settings: Settings) -> Settings:
@@ -122,6 +139,22 @@ def with_stored_keys(settings: Settings) -> Settings:
     return settings.model_copy(update=keys)
 
 
+async def _with_secrets(
+    settings: Settings, url: str, work: Callable[[AsyncEngine, Secrets], Awaitable[T]]
+) -> T:
+    assert settings.secret_key is not None, "with_stored_keys makes it, or the settings require it"
+    engine = create_engine(
+        _direct(settings, url), connections_max=CONNECTIONS_FOR_COMMAND, is_behind_pooler=False
+    )
+    try:
+        await _require_current_schema(engine)
+        return await work(engine, Secrets(secret_keys(settings.secret_key)))
+    except (SQLAlchemyError, OSError, asyncpg.PostgresError) as error:
+        raise _unusable(error) from error
+    finally:
+        await engine.dispose()
+
+
 def _leave(*_: object) -> NoReturn:
     raise SystemExit(0)
 
@@ -131,7 +164,7 @@ async def _serve(settings: Settings, url: str) -> None:
         await migrate_database(settings, url)
     bridge = build_bridge(settings, url)
     try:
-        await _require_current_schema(bridge)
+        await _require_current_schema(bridge.engine)
         if settings.anthropic_api_key is None:
             log.warning("no_api_key", remedy="set ANTHROPIC_API_KEY: no session can be served without it")
         with _socket(settings) as sock:
@@ -211,9 +244,9 @@ def _url(settings: Settings, sock: socket.socket) -> str:
     return f"http://{host}:{sock.getsockname()[1]}"
 
 
-async def _require_current_schema(bridge: Bridge) -> None:
+async def _require_current_schema(engine: AsyncEngine) -> None:
     try:
-        is_ready = await is_current(bridge.engine)
+        is_ready = await is_current(engine)
     except (SQLAlchemyError, OSError, asyncpg.PostgresError) as error:
         raise _unusable(error) from error
     if not is_ready:

@@ -2,7 +2,8 @@
 
 Every key begins with the tenant. JSON that came from outside is text, never jsonb: jsonb refuses NUL and lone
 surrogates, reorders keys and rewrites numbers, and what is stored here is sent on byte for byte.
-States are text with no database enum, so that a rolling upgrade can add one.
+States are text with no database enum, so that a rolling upgrade can add one. What `app.store.secrets` seals
+is a column made by `_encrypted`, so that a rotation of keys reaches it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ def _now(name: str) -> Column[datetime]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
 
 
+def _encrypted(name: str, comment: str) -> Column[bytes]:
+    """A column sealed for its `table.column` and the primary key of its row."""
+    return Column(name, LargeBinary, nullable=False, comment=comment, info={"is_encrypted": True})
+
+
 tenants = Table(
     "tenants",
     metadata,
@@ -74,8 +80,8 @@ tools = Table(
     Column("url", Text, nullable=False),
     Column("description", Text),
     Column("policy", Text, nullable=False, comment="JSON of the registration's policies"),
-    Column("secrets", LargeBinary, nullable=False, comment="encrypted: signing keys, newest first"),
-    Column("headers", LargeBinary, nullable=False, comment="encrypted: extra request headers"),
+    _encrypted("secrets", "encrypted: signing keys, newest first"),
+    _encrypted("headers", "encrypted: extra request headers"),
     Column("version", Integer, nullable=False, server_default=text("1")),
     Column("disabled_reason", Text, comment="a code, when the service disabled it; the policy says enabled"),
     Column("disabled_at", DateTime(timezone=True)),
@@ -145,7 +151,7 @@ attachments = Table(
     Column("session_id", Text, nullable=False),
     # The wish: written by the api, read by whoever runs the session.
     Column("settings", Text, nullable=False, comment="JSON: the attach body as accepted, without secrets"),
-    Column("extra_headers", LargeBinary, nullable=False, comment="encrypted"),
+    _encrypted("extra_headers", "encrypted"),
     Column("detach_requested", Boolean, nullable=False, server_default=text("false")),
     Column("wanted", ARRAY(Text), nullable=False, server_default=text("'{}'"), comment="calls to look for"),
     Column(
@@ -343,3 +349,11 @@ budgets = Table(
     Column("paused_priority", Integer, comment="the highest priority that the pause holds, 0 first"),
     PrimaryKeyConstraint("tenant", "credential"),
 )
+
+ENCRYPTED = tuple(
+    column
+    for table in metadata.sorted_tables
+    for column in table.columns
+    if column.info.get("is_encrypted", False)
+)
+"""Every column that a rotation of BASCULE_SECRET_KEY rewrites."""
