@@ -64,8 +64,8 @@ STEPS: Final[dict[str, frozenset[str]]] = {
     | _SETTLED_BY_OTHERS,
     # dispatched: a delivery may have left. `held`: its outcome is unknown and a person decides.
     "dispatched": frozenset({"answered", "posting", "held", "queued"}) | _SETTLED_BY_OTHERS,
-    # answered: the result is stored and nothing was sent.
-    "answered": frozenset({"posting"}) | _SETTLED_BY_OTHERS,
+    # answered: the result is stored and no send is under way. `posted`, `denied`: upstream shows one of earlier.
+    "answered": frozenset({"posting", "posted", "denied"}) | _SETTLED_BY_OTHERS,
     # posting: a send may have left.
     "posting": frozenset({"answered", "posted", "denied", "expired", "rejected"}) | _SETTLED_BY_OTHERS,
     # unowned: no tool of that name is ours; looked at again whenever the registry changes.

@@ -354,7 +354,7 @@ class Router:
         call = self._ledger.calls.get(call_id)
         if call is None:
             self._answered.keep(call_id, self._answered.get(call_id, False))
-        elif call.state == "posting":
+        elif call.state in ("posting", "answered"):
             self._sends.seen(call, answer)
         else:
             self._ledger.finish(call, "answered_elsewhere")

@@ -121,7 +121,7 @@ class Sends:
         return None
 
     def seen(self, call: Call, answer: Answer) -> None:
-        """An answer to a call that is being posted showed up: ours, or another client's."""
+        """An answer to a call that has a result showed up: ours, or another client's."""
         post = self._ledger.posts.get(call.id)
         if post is not None and post.is_in_flight and post.failures == 0:
             post.seen = post.seen or answer  # most likely our own: the send's answer will tell

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.core import protocol as p
+from app.core.calls import Call
+from app.core.session import Stored
 from tests.core.life import (
     Life,
     custom,
@@ -12,6 +14,7 @@ from tests.core.life import (
     event,
     refused,
     result,
+    stamp,
     unknown,
     unsent,
     use,
@@ -203,3 +206,13 @@ def test_an_answer_of_the_platform_is_not_ours() -> None:
     life.sent("tu1", unknown())
     life.looked("tu1", p.Findings(answers=(event("agent.tool_result", tool_use_id="tu1"),)))
     assert ("answered_elsewhere", False) == (life.state("tu1"), life.calls["tu1"].posted)
+
+
+@pytest.mark.parametrize(("value", "state"), [("kept", "posted"), ("theirs", "answered_elsewhere")])
+def test_a_result_that_upstream_holds_already_is_not_sent_again(value: str, state: str) -> None:
+    """R-209, D-009: an earlier run's send was taken, and that run ended before it heard so."""
+    call = Call(
+        "ctu1", "custom", "echo", b"{}", "answered", attempts=1, result=result("kept"), processed_at=stamp(0)
+    )
+    life = Life(stored=Stored((call,))).connect(custom_result("ctu1", value))
+    assert (state, []) == (life.state("ctu1"), life.sends)
