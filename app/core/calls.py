@@ -64,7 +64,7 @@ STEPS: Final[dict[str, frozenset[str]]] = {
     | _SETTLED_BY_OTHERS,
     # dispatched: a delivery may have left. `held`: its outcome is unknown and a person decides.
     "dispatched": frozenset({"answered", "posting", "held", "queued"}) | _SETTLED_BY_OTHERS,
-    # answered: the result is stored and no send is under way. `posted`, `denied`: upstream shows one of earlier.
+    # answered: the result is stored, no send is under way. `posted`, `denied`: upstream shows an earlier one.
     "answered": frozenset({"posting", "posted", "denied"}) | _SETTLED_BY_OTHERS,
     # posting: a send may have left.
     "posting": frozenset({"answered", "posted", "denied", "expired", "rejected"}) | _SETTLED_BY_OTHERS,
