@@ -15,14 +15,15 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError
 
 from app.core import protocol as p
-from app.core.calls import Call, Decision
+from app.core.calls import Call
 from app.core.session import SessionMachine, Stored
 from app.core.tools import Tool
 from app.logs import logger
 from app.runner.errands import Errands, Parts
 from app.runner.lines import tell
+from app.runner.saving import Saving
 from app.store import runs
-from app.store.batches import AttemptStart, Batch, ContradictionError
+from app.store.batches import Batch, ContradictionError
 from app.store.database import is_unavailable
 from app.store.leases import SEND_S, Lease, LeaseLostError
 from app.upstream.client import UpstreamClient
@@ -31,11 +32,6 @@ INBOX_MAX: Final = 2_000
 """How many notices may wait for the loop; whoever brings more waits."""
 NOTICES_MAX: Final = 500
 """How many notices share one commit."""
-PARTIALS_EVERY_S: Final = 0.25
-"""How often previews are saved at most."""
-CURSOR_EVERY_S: Final = 1.0
-"""How late the cursor may be saved when nothing else is: a late one only means to read a little more."""
-
 
 log = logger(__name__)
 
@@ -82,12 +78,13 @@ class SessionRunner:
         progress = replace(start.progress, idle_deadline=deadline)
         stored = Stored(start.calls, start.over, progress, start.open_messages)
         self._machine = SessionMachine(start.settings.for_core(), tools, stored)
-        self._held = {call.id for call in start.calls if call.state == "held"}
-        self._decisions: dict[str, Decision | None] = {call.id: call.decision for call in start.calls}
-        self._saved = progress
-        self._saved_at = self._partials_at = 0.0
-        self._has_events = False
-        self._wish_seen: int | None = start.wish
+        self._saving = Saving(
+            lease,
+            start.calls,
+            progress,
+            start.wish,
+            lambda effect: parts.callbacks.body(effect.call, effect.tool, lease),
+        )
         self._first: list[p.Notice] = [p.Decided(call_id, decision) for call_id, decision in start.decided]
         if start.wanted:
             self._first.append(p.Wanted(start.wanted))
@@ -160,11 +157,7 @@ class SessionRunner:
 
     async def _next(self) -> list[p.Notice]:
         """Wait for notices, for the machine's next wake, or for something that is late to be saved."""
-        due = [self._machine.next_wake(self._loop.time())]
-        if self._machine.messages.has_partials:
-            due.append(self._partials_at + PARTIALS_EVERY_S)
-        if self._machine.progress != self._saved:
-            due.append(self._saved_at + CURSOR_EVERY_S)
+        due = [self._machine.next_wake(self._loop.time()), *self._saving.due(self._machine)]
         notices: list[p.Notice] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(min((at for at in due if at is not None), default=None)):
@@ -180,7 +173,7 @@ class SessionRunner:
         if self._told_tools is not None:
             told, self._told_tools = [self._told_tools, *told], None
         if self._told_wish is not None:
-            self._wish_seen, self._told_wish = self._told_wish, None
+            self._saving.wish_seen, self._told_wish = self._told_wish, None
         return told
 
     async def _handle(self, notices: Sequence[p.Notice]) -> None:
@@ -188,11 +181,11 @@ class SessionRunner:
         is_history_settled = False
         for notice in notices:
             if isinstance(notice, p.Received):
-                self._has_events = True
+                self._saving.has_events = True
                 if notice.event.id and notice.event.id in self._skipped:
                     continue
             elif isinstance(notice, p.HistoryPage):
-                self._has_events = self._has_events or bool(notice.events)
+                self._saving.has_events |= bool(notice.events)
                 kept = [event for event in notice.events if event.id not in self._skipped]
                 notice = p.HistoryPage(kept, notice.number)  # noqa: PLW2901 - what follows sees only this
             elif isinstance(notice, p.HistoryRead):
@@ -268,64 +261,6 @@ class SessionRunner:
                 if isinstance(notice, p.Sent | p.Delivered):
                     notices.append(notice)
 
-    # ---- what is saved
-
     def _batch(self, effects: Sequence[p.Effect]) -> Batch:
-        now = self._loop.time()
-        batch = Batch(self.lease)
-        batch.ended, self._errands.ended = self._errands.ended, []
-        for effect in effects:
-            match effect:
-                case p.SaveCall():
-                    self._save_call(batch, effect.call)
-                case p.RefuseDecision():
-                    batch.refusals.append(effect)
-                case p.SaveMessage():
-                    batch.messages.append(effect.snapshot)
-                case p.DropMessages():
-                    batch.dropped += effect.ids
-                case p.Deliver():
-                    call = effect.call
-                    batch.started.append(AttemptStart(call.id, call.attempts, effect.tool))
-                    if call.attempts == 1:
-                        body = self._parts.callbacks.body(call, effect.tool, self.lease)
-                        batch.bodies.append((call.id, *body))
-                case p.End():
-                    batch.end = effect
-                case _:
-                    pass
-        if self._machine.messages.has_partials and now >= self._partials_at + PARTIALS_EVERY_S:
-            self._partials_at = now
-            batch.messages += self._machine.messages.partials()
-        batch.wish_seen, self._wish_seen = self._wish_seen, None
-        self._save_progress(batch, now)
-        return batch
-
-    def _save_progress(self, batch: Batch, now: float) -> None:
-        progress = self._machine.progress
-        if progress == self._saved and not (self._has_events and not batch.is_empty):
-            return
-        is_minor = replace(progress, cursor_at=self._saved.cursor_at) == self._saved
-        if is_minor and batch.is_empty and now < self._saved_at + CURSOR_EVERY_S:
-            return
-        batch.progress = self._saved = progress
-        batch.has_events, self._has_events = self._has_events, False
-        if progress.idle_deadline is not None:
-            batch.idle_left_s = progress.idle_deadline - now
-        self._saved_at = now
-
-    def _save_call(self, batch: Batch, call: Call) -> None:
-        batch.calls.append(call)
-        if call.decision is not None and call.decision != self._decisions.get(call.id):
-            batch.decided.append(call)
-        if call.state == "held" and call.gate is not None and call.gate.reason == "outcome_unknown":
-            batch.reopened += [] if call.decision is not None else [call.id]
-        if call.state == "held":
-            self._held.add(call.id)
-        elif call.id in self._held:
-            self._held.discard(call.id)
-            batch.moved.append(call)
-        if call.is_over:
-            self._decisions.pop(call.id, None)
-        else:
-            self._decisions[call.id] = call.decision
+        ended, self._errands.ended = self._errands.ended, []
+        return self._saving.batch(effects, self._machine, ended, self._loop.time())

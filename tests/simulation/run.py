@@ -1,7 +1,7 @@
 """The model of `app.runner.runner`: one run of the session.
 
 Effects are performed in the real order: what is to be saved is committed, then the rest leaves. Batches are
-made by the rules of `SessionRunner._batch`, written again here. Left out: messages that the store refuses.
+made by the real rules. Left out: messages that the store refuses.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from app.core import protocol as p
-from app.core.calls import Call, Decision
+from app.core.calls import Call
 from app.core.session import SessionMachine
 from app.core.tools import Tool
-from app.runner.runner import CURSOR_EVERY_S, NOTICES_MAX, PARTIALS_EVERY_S, DefectError
-from app.store.batches import AttemptStart, Batch
+from app.runner.runner import NOTICES_MAX, DefectError
+from app.runner.saving import Saving
+from app.store.batches import Batch
 from app.store.leases import SEND_S, Lease
 from app.webhooks.wire import build_body
 from tests.simulation.client import Client
@@ -55,16 +56,17 @@ class Run:
         deadline = None if start.idle_left_s is None else self._clock() + start.idle_left_s
         progress = replace(stored.progress, idle_deadline=deadline)
         self._machine = self.machine_class(start.settings, tools, replace(stored, progress=progress))
-        self._held = {call.id for call in stored.calls if call.state == "held"}
-        self._decisions: dict[str, Decision | None] = {call.id: call.decision for call in stored.calls}
-        self._saved = progress
-        self._saved_at = self._partials_at = 0.0
-        self._has_events = False
         self._failure: Exception | None = None
         self._told: list[p.Notice] = []
         self._told_tools: p.ToolsChanged | None = None
         self._told_wish: int | None = None
-        self._wish_seen: int | None = start.wish
+        self._saving = Saving(
+            lease,
+            stored.calls,
+            progress,
+            start.wish,
+            lambda effect: (build_body(effect.call, lease.session_id), None),
+        )
         self._first: list[p.Notice] = [p.Decided(call_id, decision) for call_id, decision in start.decided]
         if start.wanted:
             self._first.append(p.Wanted(start.wanted))
@@ -123,11 +125,7 @@ class Run:
         self.lose()
 
     def _next(self) -> Work:
-        due = [self._machine.next_wake(self._clock())]
-        if self._machine.messages.has_partials:
-            due.append(self._partials_at + PARTIALS_EVERY_S)
-        if self._machine.progress != self._saved:
-            due.append(self._saved_at + CURSOR_EVERY_S)
+        due = [self._machine.next_wake(self._clock()), *self._saving.due(self._machine)]
         deadline = min((at for at in due if at is not None), default=None)
         while not self._inbox and (deadline is None or self._clock() < deadline):
             self._awake.clear()
@@ -145,7 +143,7 @@ class Run:
         if self._told_tools is not None:
             told, self._told_tools = [self._told_tools, *told], None
         if self._told_wish is not None:
-            self._wish_seen, self._told_wish = self._told_wish, None
+            self._saving.wish_seen, self._told_wish = self._told_wish, None
         return told
 
     def _handle(self, notices: Sequence[p.Notice]) -> Work:
@@ -153,7 +151,7 @@ class Run:
         is_history_settled = False
         for notice in notices:
             if isinstance(notice, p.Received):
-                self._has_events = True
+                self._saving.has_events = True
                 if notice.event.id and notice.event.id in self._skipped:
                     continue
             elif isinstance(notice, p.HistoryRead):
@@ -163,7 +161,7 @@ class Run:
                     known = self._parts.store.recall(ids)
                 notice = p.HistoryRead(known, notice.number)  # noqa: PLW2901 - what follows sees only this
             elif isinstance(notice, p.HistoryPage):
-                self._has_events = self._has_events or bool(notice.events)
+                self._saving.has_events |= bool(notice.events)
                 kept = [event for event in notice.events if event.id not in self._skipped]
                 notice = p.HistoryPage(kept, notice.number)  # noqa: PLW2901 - what follows sees only this
             if isinstance(notice, p.HistoryRead | p.HistoryFailed):
@@ -205,63 +203,6 @@ class Run:
             notices = [n for n in self._inbox if isinstance(n, p.Sent | p.Delivered)]
             self._inbox.clear()
 
-    # ---- what is saved
-
     def _batch(self, effects: Sequence[p.Effect]) -> Batch:
-        now = self._clock()
-        batch = Batch(self.lease)
-        batch.ended, self._errands.ended = self._errands.ended, []
-        for effect in effects:
-            match effect:
-                case p.SaveCall():
-                    self._save_call(batch, effect.call)
-                case p.RefuseDecision():
-                    batch.refusals.append(effect)
-                case p.SaveMessage():
-                    batch.messages.append(effect.snapshot)
-                case p.DropMessages():
-                    batch.dropped += effect.ids
-                case p.Deliver():
-                    call = effect.call
-                    batch.started.append(AttemptStart(call.id, call.attempts, effect.tool))
-                    if call.attempts == 1:
-                        batch.bodies.append((call.id, build_body(call, self.lease.session_id), None))
-                case p.End():
-                    batch.end = effect
-                case _:
-                    pass
-        if self._machine.messages.has_partials and now >= self._partials_at + PARTIALS_EVERY_S:
-            self._partials_at = now
-            batch.messages += self._machine.messages.partials()
-        batch.wish_seen, self._wish_seen = self._wish_seen, None
-        self._save_progress(batch, now)
-        return batch
-
-    def _save_progress(self, batch: Batch, now: float) -> None:
-        progress = self._machine.progress
-        if progress == self._saved and not (self._has_events and not batch.is_empty):
-            return
-        is_minor = replace(progress, cursor_at=self._saved.cursor_at) == self._saved
-        if is_minor and batch.is_empty and now < self._saved_at + CURSOR_EVERY_S:
-            return
-        batch.progress = self._saved = progress
-        batch.has_events, self._has_events = self._has_events, False
-        if progress.idle_deadline is not None:
-            batch.idle_left_s = progress.idle_deadline - now
-        self._saved_at = now
-
-    def _save_call(self, batch: Batch, call: Call) -> None:
-        batch.calls.append(call)
-        if call.decision is not None and call.decision != self._decisions.get(call.id):
-            batch.decided.append(call)
-        if call.state == "held" and call.gate is not None and call.gate.reason == "outcome_unknown":
-            batch.reopened += [] if call.decision is not None else [call.id]
-        if call.state == "held":
-            self._held.add(call.id)
-        elif call.id in self._held:
-            self._held.discard(call.id)
-            batch.moved.append(call)
-        if call.is_over:
-            self._decisions.pop(call.id, None)
-        else:
-            self._decisions[call.id] = call.decision
+        ended, self._errands.ended = self._errands.ended, []
+        return self._saving.batch(effects, self._machine, ended, self._clock())
