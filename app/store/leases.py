@@ -57,19 +57,25 @@ class Free:
 
 
 async def free(connection: AsyncConnection, replica_id: str) -> Free:
-    """Read what could be claimed. A share is what each would hold if the live replicas held equally many."""
+    """Read what could be claimed. A share is what each would hold if the lively replicas held equally many.
+
+    One that has missed a renewal is not counted: its leases hold, but it will hardly take more.
+    """
     row = (
         await connection.execute(
             text(
                 """
-                with live as (select id from replicas where expires_at > now())
+                with live as (select id from replicas where expires_at > now()),
+                    lively as (
+                        select 1 from replicas where expires_at > now() + make_interval(secs => :lively)
+                    )
                 select count(*) filter (where coalesce(a.replica_id not in (table live), true)) as free,
-                    ceil(count(*)::numeric / greatest(1, (select count(*) from live)))
+                    ceil(count(*)::numeric / greatest(1, (select count(*) from lively)))
                         - count(*) filter (where a.replica_id = :replica) as room
                 from attachments a where a.status not in ('ended', 'detached')
                 """
             ),
-            {"replica": replica_id},
+            {"replica": replica_id, "lively": TTL_S - 2 * RENEW_S},
         )
     ).one()
     return Free(row.free, max(0, int(row.room)))

@@ -64,11 +64,12 @@ async def test_a_claim_takes_at_most_its_limit_and_the_longest_waiting_first(eng
 
 
 async def test_a_share_is_what_equal_replicas_would_hold(engine: AsyncEngine) -> None:
-    """Seven attachments and three live replicas: each may hold three, and a dead one counts for nothing."""
+    """Seven attachments and three lively replicas: three each; a dead and a late one do not count."""
     async with engine.begin() as connection:
         for name in ("mine", "full", "empty"):
             await leases.renew(connection, name)
         await add_replica(connection, "dead", left_s=-1)
+        await add_replica(connection, "late", left_s=leases.TTL_S - 2 * leases.RENEW_S)
         for number, holder in enumerate(("mine", "full", "full", "full", "dead", None, None)):
             await add_attachment(connection, session_id=f"s{number}", replica_id=holder)
         await add_attachment(connection, session_id="over", replica_id=None, status="ended")
