@@ -73,6 +73,8 @@ class Options:
     pauses: int = 5
     pause_s: float = TTL_S + 5.0
     down_s: float = 60.0
+    skew_s: float = 0.0
+    """By how much the wall clocks of replicas are wrong, in either direction."""
     is_brief: bool = False
     """Leave out tools that take seconds."""
     folder: Path | None = None
@@ -468,7 +470,9 @@ async def _run_in(folder: Path, name: str, options: Options) -> dict[str, Any]:
         stack.push_async_callback(switch.down)
         await tools.open()
         stack.push_async_callback(tools.close)
-        stage = await stack.enter_async_context(staged(folder, server.url, with_links=name == "network"))
+        stage = await stack.enter_async_context(
+            staged(folder, server.url, with_links=name == "network", skew_s=options.skew_s)
+        )
         people = load.People(stage, options.seed)
         agents = load.Agents(server, options.sessions, options.calls_per_s, options.seed)
         chance = random.Random(options.seed)  # noqa: S311

@@ -40,6 +40,8 @@ STOP_LIMIT_S: Final = 60.0
 QUERY_LIMIT_S: Final = 20.0
 POLL_S: Final = 0.05
 LOG_LINES_MAX: Final = 2_000_000
+SKEWED_CLOCK: Final = "import time\n_true = time.time\ntime.time = lambda: _true() + {skew_s}\n"
+"""What Python runs first in a replica whose wall clock is wrong."""
 
 _Value = TypeVar("_Value")
 
@@ -145,7 +147,9 @@ class Replica:
 class Stage:
     """Replicas over one database and one upstream. `replicas` are those that live."""
 
-    def __init__(self, folder: Path, database: Database, upstream_url: str, *, with_links: bool) -> None:
+    def __init__(
+        self, folder: Path, database: Database, upstream_url: str, *, with_links: bool, skew_s: float
+    ) -> None:
         self.database = database
         self.replicas: list[Replica] = []
         self.fallen: list[str] = []
@@ -154,6 +158,7 @@ class Stage:
         self._folder = folder
         self._upstream_url = upstream_url
         self._with_links = with_links
+        self._skew_s = skew_s
         self._starting = asyncio.Lock()
         self._secret = base64.b64encode(os.urandom(32)).decode()
         self._logs: list[Path] = []
@@ -180,6 +185,8 @@ class Stage:
                 "BASCULE_PORT": str(port),
                 "BASCULE_LOG_FORMAT": "json",
             }
+            if self._skew_s:
+                environ["PYTHONPATH"] = self._clock_of(number)
             with log.open("wb") as out:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "app", "serve", cwd=ROOT, env=environ, stdout=out, stderr=out
@@ -190,6 +197,14 @@ class Stage:
             (replica.id,) = await self._ids() - before
             self.replicas.append(replica)
             return replica
+
+    def _clock_of(self, number: int) -> str:
+        """A path that puts the wall clocks of one replica after the other before, right and behind."""
+        path = self._folder / f"clock-{number}"
+        path.mkdir()
+        skew_s = (-self._skew_s, 0.0, self._skew_s)[number % 3]
+        (path / "sitecustomize.py").write_text(SKEWED_CLOCK.format(skew_s=skew_s))
+        return str(path)
 
     async def ready(self, replica: Replica, *, limit_s: float) -> None:
         """Wait until a replica says that it can serve."""
@@ -300,10 +315,15 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(folder: Path, upstream_url: str, *, with_links: bool = False) -> AsyncIterator[Stage]:
-    """Lend a stage without replicas. With links each replica's ways out lead through proxies of its own."""
+async def staged(
+    folder: Path, upstream_url: str, *, with_links: bool = False, skew_s: float = 0.0
+) -> AsyncIterator[Stage]:
+    """Lend a stage without replicas. With links each replica's ways out lead through proxies of its own.
+
+    Their wall clocks differ by `skew_s` from the true time, in either direction or not at all by turns.
+    """
     database = Database(folder)
-    stage = Stage(folder, database, upstream_url, with_links=with_links)
+    stage = Stage(folder, database, upstream_url, with_links=with_links, skew_s=skew_s)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     timeout = aiohttp.ClientTimeout(total=10)
     try:

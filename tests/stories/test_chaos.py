@@ -29,8 +29,8 @@ async def kept(fault: str, **scale: Any) -> dict[str, Any]:
 
 
 async def test_killed_replicas_lose_nothing_and_repeat_nothing() -> None:
-    """D-001…D-009 as they come, D-020, D-028: two replicas die in turn, calls flowing."""
-    report = await kept("kills", kills=2, every_s=(2.0, 4.0))
+    """D-001…D-009 as they come, D-020, D-025, D-028: two die in turn, clocks five minutes apart, calls flowing."""
+    report = await kept("kills", kills=2, every_s=(2.0, 4.0), skew_s=150.0)
     assert report["takeover"]["leased_s"]["count"] > 0
 
 
@@ -50,6 +50,16 @@ async def test_a_replica_that_sleeps_past_its_lease_wakes_among_others() -> None
 async def test_restarts_of_postgres_are_outlived() -> None:
     """D-030, D-031, D-033: one in order and one crash, in the middle of commits."""
     await kept("postgres", for_s=8.0, restart_every_s=(3.0, 5.0))
+
+
+async def test_a_postgres_that_stands_still_is_outlived() -> None:
+    """D-024: for longer than a lease is trusted, with commits under way."""
+    await kept("freeze", freeze_s=14.0)
+
+
+async def test_bad_links_to_upstream_and_postgres_are_outlived() -> None:
+    """Slow, cut in mid-stream, refused and half-open, each replica by itself."""
+    await kept("network", for_s=20.0)
 
 
 async def test_nothing_is_lost_while_upstream_is_away() -> None:
