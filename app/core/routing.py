@@ -324,8 +324,9 @@ class Router:
         call_id = confirmation.tool_use_id
         call = self._ledger.calls.get(call_id)
         if call is None:
-            earlier = self._verdicts.get(call_id)
-            if call_id not in self._ledger.over and (earlier is None or earlier.result == "allow"):
+            earlier, ended = self._verdicts.get(call_id), self._ledger.over.get(call_id)
+            may_matter = ended is None or ended.state == "interrupted"  # which upstream may ask for again
+            if may_matter and (earlier is None or earlier.result == "allow"):
                 self._verdicts.keep(call_id, decision)
             return
         standing = call.decision

@@ -240,6 +240,14 @@ def test_a_revived_call_is_not_released_by_a_decision_that_upstream_never_took()
     assert ("held", []) == (life.state("tu1"), life.deliveries)
 
 
+def test_a_verdict_that_landed_after_the_interrupt_counts_once_revived() -> None:
+    """R-316: its sender is gone, and upstream must get no second one."""
+    call = Call("tu1", "builtin", "gated", b"{}", "interrupted", permission="ask", processed_at=stamp(0))
+    life = Life(stored=Stored((), (call,)))
+    life.connect(interrupt(at=1), verdict("tu1", "allow", at=2), idle("requires_action", "tu1", at=3))
+    assert (["tu1"], []) == (life.deliveries, life.sends)
+
+
 @pytest.mark.parametrize("result", ["allow", "deny"])
 def test_a_decision_on_its_way_is_taken_up_when_its_call_is_revived(result: str) -> None:
     """R-316: it stands, so nobody else can decide; it must be sent or dropped, never forgotten."""

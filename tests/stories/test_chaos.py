@@ -29,7 +29,7 @@ async def kept(fault: str, **scale: Any) -> dict[str, Any]:
 
 
 async def test_killed_replicas_lose_nothing_and_repeat_nothing() -> None:
-    """D-001…D-009 as they come, D-020, D-025, D-028: two die in turn, clocks five minutes apart, calls flowing."""
+    """D-001…D-009 as they come, D-020, D-025, D-028: two die in turn, their clocks minutes apart."""
     report = await kept("kills", kills=2, every_s=(2.0, 4.0), skew_s=150.0)
     assert report["takeover"]["leased_s"]["count"] > 0
 
