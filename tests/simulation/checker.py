@@ -40,6 +40,7 @@ class _Checker(Ends, Leaving):
             self.upstream_gets_one_answer,
             self.an_answered_call_is_not_begun,
             self.a_handover_is_quiet,
+            self.a_taken_report_is_not_lost,
             self.final_texts_are_canonical,
             self.no_run_ends_idle_with_an_open_call,
             self.every_decision_ends,

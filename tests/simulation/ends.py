@@ -79,6 +79,13 @@ class Ends(Reading):
                     if not self.refused(call.id):
                         yield f"{call.id} is rejected, and upstream refused nothing"
 
+    def a_taken_report_is_not_lost(self) -> Iterator[str]:
+        """What the store took from a tool is the result, unless another delivery's came first."""
+        taken = {e.call_id: e for e in self.of(r.ReportTaken)}
+        for call in self.end.calls.values():
+            if call.id in taken and call.state == "posted" and call.outcome_unknown:
+                yield f"{call.id} was reported at {taken[call.id].at:.3f} and is said to be unknown"
+
     def final_texts_are_canonical(self) -> Iterator[str]:
         canonical = {e.event["id"]: e.event for e in self.of(r.Emitted) if e.event["type"] == "agent.message"}
         for id_, snapshot in self.end.messages.items():

@@ -19,6 +19,7 @@ from app.core.retry import wait_s
 from app.core.tools import Tool
 from app.runner.errands import (
     _SETTLING,
+    CALLBACKS_EVERY_S,
     LEAVE_EVERY_S,
     LEAVE_TRIES_S,
     LOOK_EVERY_S,
@@ -65,6 +66,8 @@ class Errands:
         self.has_left = False
         self._outcomes: dict[str, tuple[int, p.Delivered]] = {}
         self._unstarted: set[tuple[str, int]] = set()
+        self._promised: set[str] = set()
+        self._news = Signal()
         self._lease, self._client, self._parts, self._put = lease, client, parts, inbox
         self._orphans = set(orphans)
         self._watches = 0
@@ -111,6 +114,10 @@ class Errands:
         for task in [self._sends[key] for key in self._leaving if key in self._sends]:
             yield task.finished, max(0.0, deadline - self._parts.process.clock())
 
+    def look_again(self) -> None:
+        """Something was wished: a tool may have reported."""
+        self._news.set()
+
     def kept(self, call_id: str) -> None:
         """The result of the call's delivery is stored."""
         self._outcomes.pop(call_id, None)
@@ -133,7 +140,7 @@ class Errands:
                 yield task.finished, min(1.0, left_s if left_s is not None else 1.0)
         for task in tasks.values():
             task.cancel()
-        yield from self._leave_results(tasks.keys() - self._outcomes.keys())
+        yield from self._leave_results(tasks.keys() - self._outcomes.keys() - self._promised)
 
     def _leave_results(self, abandoned: Collection[str]) -> Work:
         deadline = self._parts.process.clock() + LEAVE_TRIES_S
@@ -315,9 +322,20 @@ class Errands:
         except _NotStartedError:
             self._unstarted.add((call.id, call.attempts))
             return
+        if outcome.result is None:
+            self._promised.add(call.id)
+            if not self.has_left:
+                self._put(p.Promised(call.id, outcome.attempts))
+            else:
+                yield from self._leave_results(())
+            return
         notice = p.Delivered(
             call.id, outcome.result, outcome.attempts, outcome_unknown=outcome.outcome_unknown
         )
+        if outcome.code is not None:
+            yield from parts.writer.access()
+            for attempts, result in parts.store.called_back([call.id]).values():
+                notice = p.Delivered(call.id, result, attempts)
         self._outcomes[call.id] = call.attempts, notice
         if not self.has_left:
             self._put(notice)
@@ -362,8 +380,12 @@ class Errands:
     def _watch_orphans(self, orphans: set[str]) -> Work:
         store = self._parts.store
         while orphans:
+            self._news.clear()
             yield from self._parts.writer.access()
             waiting = store.orphans(orphans)
+            for id_, (attempts, result) in store.called_back(orphans).items():
+                waiting.pop(id_, None)
+                self._put(p.Delivered(id_, result, attempts))
             others = store.recall(orphans - waiting.keys())
             for call in others.values():
                 if call.state == "queued":
@@ -371,12 +393,12 @@ class Errands:
                 elif call.result is not None and not call.is_over:
                     unknown = call.outcome_unknown
                     self._put(p.Delivered(call.id, call.result, call.attempts, outcome_unknown=unknown))
-            for call_id in sorted(waiting):
-                if not waiting[call_id]:
-                    self._put(p.Orphaned(call_id))
-            orphans = {call_id for call_id, may_report in waiting.items() if may_report}
+            left_s = {call_id: seconds for call_id, seconds in waiting.items() if seconds is not None}
+            for call_id in sorted(waiting.keys() - left_s.keys()):
+                self._put(p.Orphaned(call_id))
+            orphans = set(left_s)
             if orphans:
-                yield ORPHANS_EVERY_S
+                yield self._news, min(CALLBACKS_EVERY_S, max(ORPHANS_EVERY_S, min(left_s.values())))
 
 
 class _NotStartedError(Exception):
@@ -397,7 +419,10 @@ class _Log:
         start = AttemptStart(self._call.id, attempt, self._tool)
         yield from self._errands.start_attempt(start, is_first=is_first, is_noted=is_noted)
 
-    def finished(self, attempt: int, code: str | None, *, was_written: bool) -> Work:
-        self._errands.ended.append(AttemptEnd(self._call.id, attempt, None, code, b"", at=0.0))
+    def finished(self, attempt: int, code: str | None, *, was_written: bool, is_promise: bool) -> Work:
+        callback_s = self._tool.callback_timeout_s if is_promise else None
+        self._errands.ended.append(
+            AttemptEnd(self._call.id, attempt, None, code, b"", at=0.0, callback_s=callback_s)
+        )
         if not was_written:
             yield from self._errands.note_ended()

@@ -171,6 +171,11 @@ def orphans_left_alone() -> Undo:
     return patched(errands.Errands, _watch_orphans=_no_work)
 
 
+def reports_overlooked() -> Undo:
+    """What a tool reports after its 202 is stored, and nobody reads it."""
+    return patched(store.Store, called_back=lambda self, ids: {})
+
+
 def late_results_dropped() -> Undo:
     """What a delivery came to after its run had ended is thrown away."""
     return patched(store.Store, leave_result=_nothing)
@@ -366,6 +371,7 @@ FAULTS: dict[str, Callable[[], Undo]] = {
         unknown_delivered_again,
         cut_delivered_again,
         orphans_left_alone,
+        reports_overlooked,
         late_results_dropped,
         new_id_at_each_attempt,
         effects_before_the_commit,

@@ -108,6 +108,15 @@ class LeftResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportTaken:
+    """The store took what a tool reported after its 202."""
+
+    at: float
+    call_id: str
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
 class TakenBack:
     """A dispatch that never left waits again."""
 
@@ -189,6 +198,7 @@ Entry = (
     | Claimed
     | Committed
     | LeftResult
+    | ReportTaken
     | TakenBack
     | DecisionMade
     | ToolsSet

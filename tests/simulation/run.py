@@ -83,6 +83,7 @@ class Run:
 
     def wish(self, notices: Sequence[p.Notice], number: int) -> None:
         self._told, self._told_wish = list(notices), number
+        self._errands.look_again()
         self._put(p.Tick())
 
     def change_tools(self, tools: dict[str, Tool]) -> None:

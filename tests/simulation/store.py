@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from app.core import protocol as p
 from app.core.calls import END_STATES, Call, Decision, Gate, Result
 from app.core.session import Stored
 from app.core.tools import Tool
-from app.store.batches import Batch
+from app.store.batches import AttemptEnd, Batch
 from app.store.leases import TTL_S, Lease
 from app.store.runs import OVER_MAX
-from tests.simulation.record import Claimed, Committed, DecisionMade, LeftResult, Record, TakenBack, ToolsSet
+from tests.simulation.record import (
+    Claimed,
+    Committed,
+    DecisionMade,
+    LeftResult,
+    Record,
+    ReportTaken,
+    TakenBack,
+    ToolsSet,
+)
 from tests.simulation.schedule import Scheduler
 
 NOT_ATTACHED = ("ended", "detached")
@@ -69,6 +77,7 @@ class DeliveryRow:
     deadline_at: float
     is_finished: bool = False
     code: str | None = None
+    callback_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class Store:
         self.decisions: list[DecisionRow] = []
         self.deliveries: dict[tuple[str, int], DeliveryRow] = {}
         self.bodies: dict[str, bytes] = {}
+        self.callbacks: dict[str, Result] = {}
         self.messages: dict[str, p.Snapshot] = {}
         self.tools: dict[str, Tool] = {}
         self.tools_version = 0
@@ -172,8 +182,7 @@ class Store:
                 known_row.deadline_at = row.deadline_at
         for end in batch.ended:
             if (end.call_id, end.attempt) in self.deliveries:
-                self.deliveries[end.call_id, end.attempt].is_finished = True
-                self.deliveries[end.call_id, end.attempt].code = end.code
+                self._end_attempt(self.deliveries[end.call_id, end.attempt], end)
         self._write_messages(batch)
         self._write_attachment(batch)
         self._record.add(
@@ -265,13 +274,22 @@ class Store:
         )
         self._record.add(LeftResult(self.now, call_id, attempts, result))
 
-    def leave_attempts(self, replica_id: str, ended: Collection[Any], abandoned: Collection[str]) -> None:
-        done = {(end.call_id, end.attempt): end.code for end in ended}
+    def _end_attempt(self, row: DeliveryRow, end: AttemptEnd) -> None:
+        row.is_finished, row.code, row.callback_s = True, end.code, end.callback_s
+        if end.callback_s is not None:
+            row.deadline_at = self.now + end.callback_s
+
+    def leave_attempts(
+        self, replica_id: str, ended: Collection[AttemptEnd], abandoned: Collection[str]
+    ) -> None:
+        done = {(end.call_id, end.attempt): end for end in ended}
         for key, row in self.deliveries.items():
             is_last = (key[0], key[1] + 1) not in self.deliveries
             is_given_up = key[0] in abandoned and is_last
-            if row.replica_id == replica_id and (is_given_up or (key in done and not row.is_finished)):
-                row.is_finished, row.code = True, "abandoned" if is_given_up else done[key]
+            if row.replica_id == replica_id and key in done and not row.is_finished:
+                self._end_attempt(row, done[key])
+            if row.replica_id == replica_id and is_given_up:
+                row.is_finished, row.code = True, "abandoned"
 
     def take_back(self, calls: Collection[tuple[str, int]]) -> None:
         """Let calls wait again whose delivery was committed and never began."""
@@ -305,8 +323,15 @@ class Store:
     def _numbered(self, call: Call) -> Call:
         """The call with the number of its last attempt, and of the deliveries that came to nothing known."""
         rows = {attempt: row for (id_, attempt), row in self.deliveries.items() if id_ == call.id}
-        lost = sum(not row.is_finished or row.code in (None, "abandoned") for row in rows.values())
-        return replace(call, attempts=max(call.attempts, *rows, 0), episodes=lost)
+        lost = sum(
+            row.callback_s is None and (not row.is_finished or row.code in (None, "abandoned"))
+            for row in rows.values()
+        )
+        awaits = any(n >= call.attempts and row.callback_s is not None for n, row in rows.items())
+        attempts = max(call.attempts, *rows, 0)
+        return replace(
+            call, attempts=attempts, episodes=lost, awaits_callback=awaits and call.state == "dispatched"
+        )
 
     def decided(self) -> list[tuple[str, Decision]]:
         held = [self._joined(call) for call in self.calls.values() if call.state == "held"]
@@ -315,8 +340,8 @@ class Store:
     def recall(self, ids: Collection[str]) -> dict[str, Call]:
         return {id_: self._joined(self.calls[id_]) for id_ in ids if id_ in self.calls}
 
-    def orphans(self, ids: Collection[str]) -> dict[str, bool]:
-        found: dict[str, bool] = {}
+    def orphans(self, ids: Collection[str]) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
         for id_ in ids:
             call = self.calls.get(id_)
             if call is not None and call.state == "dispatched":
@@ -325,11 +350,34 @@ class Store:
                     for (call_id, attempt), row in self.deliveries.items()
                     if call_id == id_ and attempt >= call.attempts
                 ]
-                found[id_] = all(row.code != "abandoned" for row in rows) and any(
-                    row.deadline_at > self.now and self.replicas.get(row.replica_id, 0.0) > self.now
+                may_report = all(row.code != "abandoned" for row in rows) and any(
+                    row.deadline_at > self.now
+                    and (row.callback_s is not None or self.replicas.get(row.replica_id, 0.0) > self.now)
                     for row in rows
                 )
+                promised = [row.deadline_at - self.now for row in rows if row.callback_s is not None]
+                found[id_] = max(promised, default=0.0) if may_report else None
         return found
+
+    def report(self, call_id: str, result: Result) -> bool:
+        """Take what a tool reports of a call; return whether it was."""
+        call = self.calls.get(call_id)
+        rows = [row for (id_, _), row in sorted(self.deliveries.items()) if id_ == call_id]
+        is_late = not rows or rows[-1].deadline_at <= self.now
+        if call is None or call.state != "dispatched" or is_late or call_id in self.callbacks:
+            return False
+        self.callbacks[call_id] = result
+        self.attachment.wish += 1
+        self._record.add(ReportTaken(self.now, call_id, result))
+        return True
+
+    def called_back(self, ids: Collection[str]) -> dict[str, tuple[int, Result]]:
+        """What tools have reported of these calls, as far as they are `dispatched`."""
+        return {
+            id_: (self.calls[id_].attempts, self.callbacks[id_])
+            for id_ in ids
+            if id_ in self.callbacks and self.calls[id_].state == "dispatched"
+        }
 
     def _joined(self, call: Call) -> Call:
         gate = call.gate and Gate(call.gate.by, call.permission, call.gate.reason)

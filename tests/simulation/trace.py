@@ -38,6 +38,8 @@ def _text(entry: r.Entry) -> str:
             return f"save  {entry.replica}/{entry.term} {_batch(entry)}"
         case r.LeftResult():
             return f"save  the result of {entry.call_id}, attempt {entry.attempt}, after its run"
+        case r.ReportTaken():
+            return f"save  what the tool reports of {entry.call_id}"
         case r.TakenBack():
             return f"save  {entry.call_id} waits again, attempt {entry.attempt} never left"
         case r.DecisionMade():

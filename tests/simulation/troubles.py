@@ -38,6 +38,8 @@ class Troubles:
     tool_busy: float = 0.0
     tool_fails: float = 0.0
     tool_odd: float = 0.0
+    tool_promises: float = 0.0
+    tool_forgets: float = 0.0
     commit_fails: float = 0.0
     commit_unknown: float = 0.0
     store_outage: float = 0.0
