@@ -20,8 +20,8 @@ from app.core.tools import Tool
 from app.logs import logger
 from app.runner.budget import UNLIMITED, Budget, Unlimited
 from app.runner.callbacks import Callbacks
-from app.runner.errands import Parts
 from app.runner.runner import DefectError, SessionRunner
+from app.runner.tasks import Parts
 from app.runner.tool_tests import ToolTests
 from app.store import leases, runs
 from app.store.attachments import settings_of

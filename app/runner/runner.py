@@ -19,9 +19,11 @@ from app.core.calls import Call
 from app.core.session import SessionMachine, Stored
 from app.core.tools import Tool
 from app.logs import logger
-from app.runner.errands import Errands, Parts
+from app.runner.deliveries import Deliveries
+from app.runner.errands import Errands
 from app.runner.lines import tell
 from app.runner.saving import Saving
+from app.runner.tasks import Parts, Tasks
 from app.store import runs
 from app.store.batches import Batch, ContradictionError
 from app.store.database import is_unavailable
@@ -68,8 +70,10 @@ class SessionRunner:
         self._is_stopping = False
         self._is_lost = False
         orphans = [call.id for call in start.calls if call.state == "dispatched"]
-        self._errands = Errands(lease, client, parts, self._inbox, orphans=orphans, failed=self._fail)
-        self._errands.tools = tools
+        self._tasks = Tasks(lease, parts, self._inbox, self._fail)
+        self._deliveries = Deliveries(self._tasks)
+        self._deliveries.tools = tools
+        self._errands = Errands(self._tasks, client, self._deliveries, orphans=orphans)
         self._failure: BaseException | None = None
         self._told: list[p.Notice] = []
         self._told_tools: p.ToolsChanged | None = None
@@ -98,13 +102,13 @@ class SessionRunner:
     def wish(self, notices: Sequence[p.Notice], number: int) -> None:
         """Bring what is wished of the attachment. A later wish contains the earlier ones."""
         self._told, self._told_wish = list(notices), number
-        self._errands.look_again()
+        self._deliveries.look_again()
         self._wake()
 
     def change_tools(self, tools: Mapping[str, Tool]) -> None:
         """Bring a changed registry."""
         self._told_tools = p.ToolsChanged(tools)
-        self._errands.tools = tools
+        self._deliveries.tools = tools
         self._wake()
 
     def stop(self) -> None:
@@ -114,7 +118,7 @@ class SessionRunner:
 
     def lose(self) -> None:
         """End the run at once: its lease is another's, or may be."""
-        self._is_lost = self._errands.is_lost = True
+        self._is_lost = self._tasks.is_lost = True
         self.stop()
 
     async def run(self) -> None:
@@ -143,7 +147,7 @@ class SessionRunner:
         `timeout_s` None waits for as long as they may take; those of an attachment that ended are not
         waited for.
         """
-        await self._errands.drain(0.0 if self._machine.is_over else timeout_s)
+        await self._deliveries.drain(0.0 if self._machine.is_over else timeout_s)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -232,7 +236,7 @@ class SessionRunner:
                 await self._save_message(message)
         for call in batch.calls:
             if call.result is not None:
-                self._errands.kept(call.id)
+                self._deliveries.kept(call.id)
         tell(self.lease.session_id, batch)
 
     async def _save_message(self, message: p.Snapshot) -> None:
@@ -262,5 +266,5 @@ class SessionRunner:
                     notices.append(notice)
 
     def _batch(self, effects: Sequence[p.Effect]) -> Batch:
-        ended, self._errands.ended = self._errands.ended, []
+        ended, self._deliveries.ended = self._deliveries.ended, []
         return self._saving.batch(effects, self._machine, ended, self._loop.time())

@@ -16,8 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.core import protocol as p
 from app.runner.callbacks import Callbacks
-from app.runner.errands import Errands, Parts
+from app.runner.deliveries import Deliveries
+from app.runner.errands import Errands
 from app.runner.fleet import STARTS_PER_S
+from app.runner.tasks import Parts, Tasks
 from app.simulator.server import Server, running
 from app.simulator.world import World
 from app.store import leases
@@ -104,7 +106,8 @@ async def test_no_send_starts_that_would_outlast_the_lease(migrated_url: str, en
             lambda: left_s, lambda: 0.0,
         )  # fmt: skip
         lease = Lease("default", session.id, 1)
-        errands = Errands(lease, client, parts, inbox, orphans=(), failed=failures.append)
+        tasks = Tasks(lease, parts, inbox, failures.append)
+        errands = Errands(tasks, client, Deliveries(tasks), orphans=())
         result = b'{"type":"user.custom_tool_result","custom_tool_use_id":"%s","content":[]}'
         errands.do(p.Send(call_id, result % call_id.encode(), number=1))
         errands.do(p.Retrieve())  # which needs no trust, and so comes first
@@ -114,7 +117,7 @@ async def test_no_send_starts_that_would_outlast_the_lease(migrated_url: str, en
         left_s = leases.SEND_S
         assert p.Sent(call_id) == await asyncio.wait_for(inbox.get(), 5)
         assert 1 == len(asked(upstream, session.id, "send"))
-        errands.is_lost = True  # the replica has renewed; the run's own lease may be another's all the same
+        tasks.is_lost = True  # the replica has renewed; the run's own lease may be another's all the same
         errands.do(p.Send(call_id, result % call_id.encode(), number=2))
         errands.do(p.Retrieve())
         assert isinstance(await asyncio.wait_for(inbox.get(), 5), p.Retrieved)

@@ -1,4 +1,4 @@
-"""The model of `app.runner.errands`: streams, reads, sends, deliveries, each a task that reports back.
+"""The model of `app.runner.errands` and `deliveries`: each a task that reports back.
 
 Line by line the order of the real ones. Left out: bounds of buffers, malformed events, logs.
 """
@@ -17,16 +17,15 @@ from app.core import protocol as p
 from app.core.calls import Call
 from app.core.retry import wait_s
 from app.core.tools import Tool
-from app.runner.errands import (
-    _SETTLING,
+from app.runner.deliveries import (
     CALLBACKS_EVERY_S,
     LEAVE_EVERY_S,
     LEAVE_TRIES_S,
-    LOOK_EVERY_S,
     ORPHANS_EVERY_S,
     SLOT_WAIT_S,
-    TRUST_POLL_S,
 )
+from app.runner.errands import _SETTLING, LOOK_EVERY_S
+from app.runner.tasks import TRUST_POLL_S
 from app.store.batches import AttemptEnd, AttemptStart, Batch
 from app.store.leases import SEND_S, Lease, LeaseLostError
 from app.webhooks.wire import build_body
