@@ -171,7 +171,7 @@ async def _serve(settings: Settings, url: str) -> None:
             log.info("listening", url=_url(settings, sock))
             if settings.is_embedded:
                 log.info("admin_key", file=str(settings.data_dir / ADMIN_KEY_FILE))
-            server = uvicorn.Server(_config(create_app(bridge)))
+            server = _Server(_config(create_app(bridge)), bridge.stopping)
             await server.serve(sockets=[sock])
         if not server.started:
             raise CannotServeError("the service could not start; the log says why")
@@ -187,7 +187,7 @@ async def listening(settings: Settings, app: FastAPI) -> AsyncIterator[str]:
         CannotServeError: the port is taken, or the application does not start.
     """
     with _socket(settings) as sock:
-        server = _Server(_config(app))
+        server = _Quiet(_config(app), app.state.bridge.stopping)
         task = asyncio.create_task(server.serve(sockets=[sock]), name="http")
         try:
             while not server.started:
@@ -201,6 +201,18 @@ async def listening(settings: Settings, app: FastAPI) -> AsyncIterator[str]:
 
 
 class _Server(uvicorn.Server):
+    """Lets nothing wait on once it was told to stop: leases go only after the last request has ended."""
+
+    def __init__(self, config: uvicorn.Config, stopping: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping.set()
+        await super().shutdown(sockets)
+
+
+class _Quiet(_Server):
     """Leaves signals alone."""
 
     @contextlib.contextmanager

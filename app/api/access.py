@@ -18,6 +18,7 @@ from app.store.keys import DEFAULT_TENANT, SCOPES, Scope
 
 SCHEME: Final = "key"
 """The security scheme's name in the OpenAPI document."""
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 ADMIN: Final = "admin"
 """Who decided, when BASCULE_ADMIN_KEY did."""
 
@@ -48,8 +49,8 @@ def requires(scope: Scope) -> dict[str, Any]:
 class GuardedRoute(APIRoute):
     """A route that looks at the key before it reads anything else of the request."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
+    def get_route_handler(self) -> Handler:
+        handler = self.answering(super().get_route_handler())
         scope = (self.openapi_extra or {})["security"][0][SCHEME][0]
 
         async def guarded(request: Request) -> Response:
@@ -63,6 +64,10 @@ class GuardedRoute(APIRoute):
             return await handler(request)
 
         return guarded
+
+    def answering(self, handler: Handler) -> Handler:
+        """Return what answers once the key has been looked at."""
+        return handler
 
 
 def _current(request: Request) -> Caller:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -26,7 +27,8 @@ class Bridge:
 
     `check_url` judges a webhook's URL by its text and returns the sentence that refuses it, or None.
     `running` is entered while the service runs, after the wake-ups and before the first request: the
-    place for what works beside the api.
+    place for what works beside the api. `stopping` is set once the service was told to stop, and nothing
+    waits any more.
     """
 
     settings: Settings
@@ -35,6 +37,7 @@ class Bridge:
     wakeups: Wakeups
     check_url: Callable[[str], str | None]
     running: Callable[[], AbstractAsyncContextManager[object]] = _nothing
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def _bridge(request: Request) -> Bridge:

@@ -13,7 +13,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
-from app.api.access import Authenticated, GuardedRoute, requires
+from app.api.access import Authenticated
 from app.api.bridge import Given
 from app.api.deliveries import DeliveryView, delivery_object
 from app.api.lists import (
@@ -27,13 +27,14 @@ from app.api.lists import (
     json_response,
     position_after,
 )
+from app.api.polls import PolledRoute, polls
 from app.api.problems import documented, not_found
 from app.core.calls import digest
 from app.store import attachments, calls, deliveries
 from app.store.calls import CallView
 from app.store.paging import Page
 
-router = APIRouter(tags=["calls"], route_class=GuardedRoute)
+router = APIRouter(tags=["calls"], route_class=PolledRoute)
 
 
 class GateView(BaseModel):
@@ -97,7 +98,7 @@ class CallDetail(CallObject):
     response_model=ListOf[CallObject],
     summary="List a session's calls in the order of their first record",
     responses=documented("session_not_found", "invalid_request"),
-    **requires("read"),
+    **polls("read"),
 )
 async def list_calls(
     session_id: SessionId,
@@ -120,7 +121,7 @@ async def list_calls(
     response_model=CallDetail,
     summary="Show a call with every delivery",
     responses=documented("session_not_found", "call_not_found"),
-    **requires("read"),
+    **polls("read"),
 )
 async def get_call(session_id: SessionId, call_id: EventId, bridge: Given, caller: Authenticated) -> Response:
     async with bridge.engine.connect() as connection:

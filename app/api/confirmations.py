@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from app.api.access import Authenticated, Caller, GuardedRoute, requires
+from app.api.access import Authenticated, Caller, requires
 from app.api.bridge import Bridge, Given
 from app.api.calls import CallObject, call_list, call_object, decision_object
 from app.api.lists import (
@@ -22,6 +22,7 @@ from app.api.lists import (
     json_response,
     position_after,
 )
+from app.api.polls import PolledRoute, polls
 from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, not_found
 from app.core.calls import END_STATES
 from app.store import attachments, calls, decisions
@@ -38,7 +39,7 @@ POLL_S: Final = 0.25
 
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
-router = APIRouter(tags=["confirmations"], route_class=GuardedRoute)
+router = APIRouter(tags=["confirmations"], route_class=PolledRoute)
 
 
 def _cleaned(value: object) -> object:
@@ -116,7 +117,7 @@ async def confirm(session_id: SessionId, body: ConfirmBody, bridge: Given, calle
     response_model=ListOf[CallObject],
     summary="List what waits for a person, oldest first",
     responses=documented("invalid_request"),
-    **requires("confirm"),
+    **polls("confirm"),
 )
 async def list_confirmations(
     bridge: Given, caller: Authenticated, limit: Limit = LIMIT_DEFAULT, cursor: Cursor = None
@@ -132,7 +133,7 @@ async def list_confirmations(
     response_model=ListOf[CallObject],
     summary="List what waits for a person in one session, oldest first",
     responses=documented("session_not_found", "invalid_request"),
-    **requires("confirm"),
+    **polls("confirm"),
 )
 async def list_session_confirmations(
     session_id: SessionId,

@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse
 
 from app.api.access import SCHEME
 from app.api.callbacks import TOKEN_SCHEME
+from app.api.polls import POLLED
 from app.api.problems import CODES, ProblemBody
 
 DESCRIPTION: Final = (
@@ -57,6 +58,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     }
     for path in document["paths"].values():
         for method in _METHODS:
+            path.get(method, {}).pop(POLLED, None)
             responses = path.get(method, {}).get("responses", {})
             if "HTTPValidationError" in str(responses.get("422")):
                 del responses["422"]

@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
-from app.api.access import Authenticated, GuardedRoute, requires
+from app.api.access import Authenticated
 from app.api.bridge import Bridge, Given
 from app.api.lists import (
     LIMIT_DEFAULT,
@@ -25,11 +25,12 @@ from app.api.lists import (
     json_response,
     position_after,
 )
+from app.api.polls import PolledRoute, polls
 from app.api.problems import documented, not_found
 from app.store import attachments, messages
 from app.store.messages import MessageView
 
-router = APIRouter(tags=["messages"], route_class=GuardedRoute)
+router = APIRouter(tags=["messages"], route_class=PolledRoute)
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -60,7 +61,7 @@ class TextList(BaseModel):
     response_model=ListOf[MessageObject],
     summary="List a session's messages in the order of their first appearance",
     responses=documented("session_not_found", "invalid_request"),
-    **requires("read"),
+    **polls("read"),
 )
 async def list_messages(
     session_id: SessionId,
@@ -83,7 +84,7 @@ async def list_messages(
     response_model=MessageObject,
     summary="Show a message",
     responses=documented("session_not_found", "message_not_found"),
-    **requires("read"),
+    **polls("read"),
 )
 async def get_message(
     session_id: SessionId, event_id: EventId, bridge: Given, caller: Authenticated
@@ -103,7 +104,7 @@ async def get_message(
         },
         **documented("session_not_found", "message_not_found"),
     },
-    **requires("read"),
+    **polls("read"),
 )
 async def get_message_text(
     session_id: SessionId, event_id: EventId, bridge: Given, caller: Authenticated
@@ -120,7 +121,7 @@ async def get_message_text(
     response_model=TextList,
     summary="Poll a session's text",
     responses=documented("session_not_found", "invalid_request"),
-    **requires("read"),
+    **polls("read"),
 )
 async def poll_text(
     session_id: SessionId,

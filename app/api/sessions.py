@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Body, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from app.api.access import Authenticated, GuardedRoute, requires
+from app.api.access import Authenticated, requires
 from app.api.bridge import Given
 from app.api.lists import (
     LIMIT_DEFAULT,
@@ -20,6 +20,7 @@ from app.api.lists import (
     encode_cursor,
     moment_after,
 )
+from app.api.polls import PolledRoute, polls
 from app.api.problems import Problem, documented, not_found
 from app.api.tools import checked_headers
 from app.core.headers import is_refused_upstream
@@ -32,7 +33,7 @@ LABELS_MAX: Final = 32
 LABEL_NAME_CHARS_MAX: Final = 64
 LABEL_CHARS_MAX: Final = 256
 
-router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
+router = APIRouter(tags=["sessions"], route_class=PolledRoute)
 
 MaxIdle = Annotated[
     float | None,
@@ -226,7 +227,7 @@ async def list_sessions(
     "/sessions/{session_id}",
     summary="Show an attachment",
     responses=documented("session_not_found"),
-    **requires("read"),
+    **polls("read", ageing="last_event_age_s"),
 )
 async def get_session(session_id: SessionId, bridge: Given, caller: Authenticated) -> SessionView:
     async with bridge.engine.connect() as connection:
