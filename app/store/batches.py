@@ -6,7 +6,7 @@ Everything is fenced by the terms that are locked first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core.calls import Call
 from app.core.protocol import End, Progress, RefuseDecision, Snapshot
 from app.core.tools import Tool
+from app.store import outbox
 from app.store import statements as st
 from app.store.leases import Lease
 from app.store.wakeups import notify, session_key
@@ -102,8 +103,12 @@ async def write(connection: AsyncConnection, replica_id: str, batches: Sequence[
         ContradictionError: a call is over in the store that memory thinks open.
     """
     leases = {batch.lease for batch in batches}
-    lost = leases - await _hold(connection, replica_id, leases)
+    asked = await _hold(connection, replica_id, leases)
+    lost = leases - asked.keys()
     held = [batch for batch in batches if batch.lease not in lost]
+    is_told = False
+    if told := _notifications(held, asked):
+        is_told = (await connection.execute(st.TELL.statement, told)).rowcount > 0
     for rows in (_decisions(held), _calls(held), _attempts(held), _messages(held), _attachments(held)):
         for bulk, columns in rows:
             if columns:
@@ -111,16 +116,19 @@ async def write(connection: AsyncConnection, replica_id: str, batches: Sequence[
                 if bulk is st.SAVE_CALLS and len(done.all()) < len(columns["id"]):
                     raise ContradictionError("a call that is over in the store was to be opened again")
     loud = [session_key(b.lease.tenant, b.lease.session_id) for b in held if b.is_loud]
-    await notify(connection, loud)
+    await notify(connection, [*loud, outbox.KEY] if is_told else loud)
     return lost
 
 
-async def _hold(connection: AsyncConnection, replica_id: str, leases: set[Lease]) -> set[Lease]:
+async def _hold(
+    connection: AsyncConnection, replica_id: str, leases: set[Lease]
+) -> dict[Lease, Sequence[str]]:
+    """Lock what still holds; return the events that are asked for of each."""
     columns = _Columns()
     for lease in leases:
         columns.add(lease, term=lease.term)
     rows = await connection.execute(st.HOLD.statement, {**columns, "replica": replica_id})
-    return {Lease(row.tenant, row.session_id, row.term) for row in rows}
+    return {Lease(row.tenant, row.session_id, row.term): row.asked or () for row in rows}
 
 
 class _Columns(dict[str, list[Any]]):
@@ -139,6 +147,17 @@ def storable(value: Any) -> Any:
     if isinstance(value, str) and not (value.isascii() and "\0" not in value):
         return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     return value
+
+
+def _notifications(batches: Sequence[Batch], asked: Mapping[Lease, Sequence[str]]) -> _Columns:
+    columns, seen = _Columns(), set()
+    for batch in batches:
+        for fact in outbox.facts(batch, asked[batch.lease]):
+            key = (batch.lease, fact["type"], fact["call_id"], fact["mark"])
+            if key not in seen:
+                seen.add(key)
+                columns.add(batch.lease, **fact, place=len(seen))
+    return columns
 
 
 def _calls(batches: Sequence[Batch]) -> _Rows:
@@ -196,7 +215,7 @@ def _decision_id(lease: Lease, call: Call) -> str | None:
     """The id of the decision that the call goes by; one seen upstream has an id of its call."""
     if call.decision is None:
         return None
-    return call.decision.id or f"seen/{lease.session_id}/{call.id}"
+    return call.decision.id or outbox.seen_id(lease.session_id, call.id)
 
 
 def _attempts(batches: Sequence[Batch]) -> _Rows:

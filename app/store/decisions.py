@@ -10,11 +10,12 @@ import secrets
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, literal_column, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.calls import END_STATES, digest
-from app.store import attachments, calls, tables
+from app.core.notifications import decision_data
+from app.store import attachments, calls, outbox, tables
 from app.store.calls import CallView
 from app.store.wakeups import notify, session_key, wish_key
 
@@ -97,6 +98,7 @@ async def decide(
         return Refused("not_awaiting_confirmation", call)
     decision_id = "dec_" + secrets.token_hex(12)
     by_upstream = call.gate is not None and call.gate.by == "upstream"
+    status_now = "sending" if by_upstream else "accepted"
     await connection.execute(
         insert(tables.decisions).values(
             tenant=tenant,
@@ -104,17 +106,21 @@ async def decide(
             session_id=session_id,
             call_id=call_id,
             result=result,
-            status="sending" if by_upstream else "accepted",
+            status=status_now,
             decided_by=by,
             via=via,
             deny_message=(deny_message or DEFAULT_DENY_MESSAGE) if result == "deny" else None,
         )
     )
-    await connection.execute(
+    asked = await connection.scalar(
         update(table)
         .where(table.c.tenant == tenant, table.c.session_id == session_id)
         .values(wish=table.c.wish + 1)
+        .returning(literal_column(outbox.ASKED.format("attachments")))
     )
+    if "confirmation.decided" in (asked or ()):
+        data = outbox.of_view(call) | decision_data(decision_id, result, status_now, by, via)
+        await outbox.put(connection, tenant, "confirmation.decided", data, since=call.created_at)
     await notify(connection, [session_key(tenant, session_id), wish_key(tenant, session_id)])
     return Recorded(decision_id, is_new=True)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.store import tables
+from app.store import outbox, tables
 
 _BADNESS: Final = {"half_open": 1, "open": 2}
 
@@ -40,14 +40,31 @@ async def note(
     last_error: str | None,
     failures: int,
 ) -> None:
-    """Write the replica's view of the tool; `since` is in seconds since 1970. A closed one leaves no row."""
+    """Write the replica's view of the tool; `since` is in seconds since 1970. A closed one leaves no row.
+
+    Subscribers are told when the first living replica sees it down, and when the last one sees it well.
+    """
+    t = tables.tools
+    # Replicas that see it go down, or come back, at the same time tell it one after the other.
+    await connection.execute(
+        select(t.c.name).where(t.c.tenant == tenant, t.c.name == tool).with_for_update(key_share=True)
+    )
+    moment = None if since is None else datetime.fromtimestamp(since, UTC).isoformat(timespec="milliseconds")
+    told = {
+        "tool": tool, "state": state, "since": moment and moment.replace("+00:00", "Z"),
+        "last_error": last_error, "failures": failures,
+    }  # fmt: skip
     if state == "closed":
         is_mine = (
             _health.c.tenant == tenant, _health.c.tool == tool,
             _health.c.replica_id == replica_id, _health.c.url == url,
         )  # fmt: skip
-        await connection.execute(delete(_health).where(*is_mine))
+        gone = await connection.execute(delete(_health).where(*is_mine))
+        if gone.rowcount and tool not in await of(connection, tenant, [tool]):
+            await outbox.put(connection, tenant, "tool.unhealthy", told)
         return
+    if state == "open" and tool not in await of(connection, tenant, [tool]):
+        await outbox.put(connection, tenant, "tool.unhealthy", told)
     values = {
         "url": url, "state": state, "since": func.to_timestamp(since), "last_error": last_error,
         "failures": failures, "updated_at": func.now(),

@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core import protocol
 from app.core.calls import END_STATES, Call, Decision, Gate, Result
-from app.store import attachments, tables
+from app.core.notifications import call_data
+from app.store import attachments, outbox, tables
 from app.store.batches import AttemptEnd, storable
 from app.store.leases import Lease
 from app.store.secrets import Secrets, UnreadableSecretError
@@ -275,7 +276,7 @@ async def leave_result(
     Only a call that still waits for just the delivery that began with the attempt `dispatched` takes it, or
     that was interrupted meanwhile; its next run posts it. `attempts` is the number of the last attempt.
     """
-    await connection.execute(
+    left = await connection.execute(
         text(
             """
             update calls set state = case state when 'dispatched' then 'answered' else state end,
@@ -283,6 +284,7 @@ async def leave_result(
                 is_error = :is_error, outcome_unknown = :unknown, updated_at = now()
             where tenant = :tenant and session_id = :session_id and id = :id
                 and state in ('dispatched', 'interrupted') and attempts = :dispatched and result is null
+            returning kind, tool, thread_id, state, gate_by, gate_reason, created_at
             """
         ),
         {
@@ -296,6 +298,17 @@ async def leave_result(
             "unknown": unknown,
         },
     )
+    row = left.one_or_none()
+    if row is None or not result.is_error:
+        return
+    data = call_data(
+        lease.session_id, call_id, thread_id=row.thread_id, tool=row.tool, kind=row.kind, state=row.state,
+        gate_by=row.gate_by, gate_reason=row.gate_reason, outcome_unknown=unknown,
+    )  # fmt: skip
+    if unknown:
+        await outbox.put(connection, lease.tenant, "call.outcome_unknown", data, since=row.created_at)
+    failed = data | {"code": None}
+    await outbox.put(connection, lease.tenant, "call.failed", failed, since=row.created_at)
 
 
 async def take_back(connection: AsyncConnection, lease: Lease, calls: Iterable[tuple[str, int]]) -> None:

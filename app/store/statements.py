@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import TextClause, text
 
 from app.core.calls import END_STATES
+from app.store.outbox import ASKED
 
 SEPARATOR: Final = "\x1f"
 """Between the members of a list that travels as text: `unnest` would flatten arrays of arrays."""
@@ -40,9 +41,9 @@ _ONE_CALL: Final = {**_SESSION, "call_id": "text"}
 _SAME_SESSION: Final = "{0}.tenant = w.tenant and {0}.session_id = w.session_id"
 
 HOLD: Final = Bulk.of(
-    """
-    select a.tenant, a.session_id, a.term from attachments a
-    join {rows} on a.tenant = w.tenant and a.session_id = w.session_id and a.term = w.term
+    f"""
+    select a.tenant, a.session_id, a.term, {ASKED.format("a")} as asked from attachments a
+    join {{rows}} on a.tenant = w.tenant and a.session_id = w.session_id and a.term = w.term
     where a.replica_id = :replica
     order by a.tenant, a.session_id
     for no key update of a
@@ -50,7 +51,49 @@ HOLD: Final = Bulk.of(
     **_SESSION,
     term="bigint",
 )
-"""Lock the attachments whose terms still hold; a claim waits until the transaction is over."""
+"""Lock the attachments whose terms still hold; a claim waits until the transaction is over.
+
+`asked` are the events that the tenant's subscriptions want to hear of.
+"""
+
+TELL: Final = Bulk.of(
+    f"""
+    insert into notifications (tenant, subscription, id, type, data, age_s)
+    select w.tenant, s.name, 'ntf_' || replace(gen_random_uuid()::text, '-', ''), w.type, w.data,
+        case when w.call_id is not null then extract(epoch from now() - coalesce(c.created_at, now())) end
+    from {{rows}}
+    join subscriptions s on s.tenant = w.tenant and s.enabled and w.type = any(s.events)
+    join attachments a on {_SAME_SESSION.format("a")}
+    left join lateral (
+        select * from calls c where {_SAME_SESSION.format("c")} and c.id = w.call_id limit 1
+    ) c on true
+    where case w.type
+        when 'confirmation.requested' then
+            c.state is distinct from 'held' or c.gate_reason is distinct from w.mark or exists (
+                select from decisions d where {_SAME_SESSION.format("d")} and d.call_id = w.call_id
+                    and d.status in ('accepted', 'sending'))
+        when 'confirmation.decided' then c.state = 'held' and not exists (
+            select from decisions d where d.tenant = w.tenant and d.id = w.mark)
+        when 'call.failed' then
+            case w.mark when 'rejected' then c.state is distinct from 'rejected' else c.result is null end
+        when 'call.outcome_unknown' then not coalesce(c.outcome_unknown, false)
+        when 'call.unowned' then c.state is distinct from 'unowned'
+            and not (w.mark = 'builtin' and coalesce(a.environment = 'cloud', false))
+        when 'session.stuck' then not (w.mark = any(a.flags))
+        when 'message.final' then not exists (
+            select from messages m where {_SAME_SESSION.format("m")} and m.id = w.mark and m.state = 'final')
+        else true
+    end
+    order by w.place
+    """,
+    **_SESSION,
+    type="text",
+    data="text",
+    call_id="text",
+    mark="text",
+    place="integer",
+)
+"""Put what is news into the outbox: this comes before the statements that make it old."""
 
 _OVER: Final = ", ".join(f"'{state}'" for state in sorted(END_STATES - {"interrupted"}))
 _CHANGING: Final = (

@@ -334,6 +334,56 @@ messages = Table(
     Index(None, "tenant", "session_id", "position"),
 )
 
+subscriptions = Table(
+    "subscriptions",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("events", ARRAY(Text), nullable=False),
+    _encrypted("secret", "encrypted: the signing key"),
+    _encrypted("headers", "encrypted: extra request headers"),
+    Column("enabled", Boolean, nullable=False, server_default=text("true")),
+    Column("disabled_reason", Text, comment="a code, when the service disabled it"),
+    Column("disabled_at", DateTime(timezone=True)),
+    Column("failures", Integer, nullable=False, server_default=text("0"), comment="in a row"),
+    Column("retry_at", DateTime(timezone=True), comment="nothing is sent before"),
+    Column("last_success_at", DateTime(timezone=True)),
+    Column("last_error", Text),
+    Column("last_error_at", DateTime(timezone=True)),
+    Column("dropped", BigInteger, nullable=False, server_default=text("0"), comment="never delivered"),
+    _now("created_at"),
+    _now("updated_at"),
+    PrimaryKeyConstraint("tenant", "name"),
+)
+
+notifications = Table(
+    "notifications",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("id", Text, nullable=False, comment="the webhook-id of each attempt"),
+    Column("position", BigInteger, Identity(always=True), nullable=False),
+    Column("subscription", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("data", Text, nullable=False, comment="JSON"),
+    Column("age_s", Double, comment="of the call, when this happened"),
+    _now("created_at"),
+    Column(
+        "due_at",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=func.now(),
+        comment="when it may be sent, or sent again by another replica",
+    ),
+    Column("replica_id", Text, comment="who is sending it"),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    PrimaryKeyConstraint("tenant", "id"),
+    Index(None, "tenant", "subscription", "due_at", "position"),
+    Index(
+        "ix_notifications_leased", "tenant", "subscription", postgresql_where=text("replica_id is not null")
+    ),
+)
+
 budgets = Table(
     "budgets",
     metadata,

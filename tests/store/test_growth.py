@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.core.calls import Gate, Result
+from app.core.notifications import EVENTS
 from app.core.protocol import Progress
-from app.store import attachments, calls, decisions, deliveries, messages, runs
+from app.store import attachments, calls, decisions, deliveries, messages, notifications, runs, tables
 from app.store.batches import AttemptEnd, AttemptStart, Batch, write
 from app.store.leases import Lease, claim, renew
 from tests.store.batches import a_call, a_tool, final, partial
@@ -63,9 +64,19 @@ def _last() -> Batch:
     )
 
 
+async def _tell(connection: AsyncConnection) -> None:
+    """A start with an end of another call, told to a subscription."""
+    row = {"tenant": "default", "name": "s", "url": "https://hooks.example", "secret": b"", "headers": b""}
+    await connection.execute(insert(tables.subscriptions).values(**row, events=sorted(EVENTS)))
+    await _write(connection, _first())
+    await _write(connection, _last())
+
+
 OPERATIONS: Final[dict[str, Operation]] = {
     "commit a call's start": lambda c, n: _write(c, _first()),
     "commit a call's end": lambda c, n: _write(c, _last()),
+    "commit both and tell": lambda c, n: _tell(c),
+    "look for notifications": lambda c, n: notifications.claim(c, SECRETS, "r1", 50),
     "load a run": lambda c, n: runs.load(c, SECRETS, LEASE),
     "recall calls": lambda c, n: runs.recall(c, LEASE, ["c1", f"c{n}"]),
     "read decisions": lambda c, n: runs.decided(c, LEASE),

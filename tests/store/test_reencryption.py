@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import LargeBinary, insert, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.store import attachments, reencryption, tables, tools
+from app.store import attachments, reencryption, subscriptions, tables, tools
 from app.store.reencryption import Protected, Rewritten, protected, reencrypt
 from app.store.secrets import Secrets
 from app.store.tools import load_registry
@@ -42,6 +42,14 @@ async def attach(engine: AsyncEngine, keys: Secrets, session_id: str = "sesn_1")
         await attachments.attach(
             connection, keys, "default", session_id, attachments.Settings(), {"x-extra": "1"}
         )
+
+
+async def subscribe(engine: AsyncEngine, keys: Secrets) -> None:
+    async with engine.begin() as connection:
+        await subscriptions.put(
+            connection, keys, "default", "all",
+            url="https://hooks.example", events=["call.failed"], headers=HEADERS, enabled=True,
+        )  # fmt: skip
 
 
 async def registry(engine: AsyncEngine, keys: Secrets, tenant: str = "default") -> dict[str, Any]:
@@ -79,12 +87,15 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
         await register(engine, Secrets([OLD]), f"tool {number}")
     await register(engine, Secrets([OLD]), "echo", tenant="other")
     await attach(engine, Secrets([OLD]))
+    await subscribe(engine, Secrets([OLD]))
     before = await registry(engine, Secrets([OLD]))
     done = counted(await reencrypt(engine, BOTH))
     assert {
         "tools.secrets": (count + 1, 0, 0),
         "tools.headers": (count + 1, 0, 0),
         "attachments.extra_headers": (1, 0, 0),
+        "subscriptions.secret": (1, 0, 0),
+        "subscriptions.headers": (1, 0, 0),
     } == done
     new = Secrets([NEW])
     assert before == await registry(engine, new)
@@ -110,7 +121,8 @@ async def test_what_cannot_be_read_is_named_and_stays_as_it_is(engine: AsyncEngi
     lost = Secrets([LOST])
     await register(engine, lost, "lost")
     await register(engine, Secrets([OLD]), "echo")
-    secrets, headers, _ = sorted(await reencrypt(engine, BOTH), key=lambda one: one.column, reverse=True)
+    done = {one.column: one for one in await reencrypt(engine, BOTH)}
+    secrets, headers = done["tools.secrets"], done["tools.headers"]
     assert [(1, 0, 1)] * 2 == list(counted([secrets, headers]).values())
     (sentence,) = secrets.unreadable
     assert "tools.secrets of default/lost" in sentence
