@@ -18,6 +18,7 @@ from app.api import (
     messages,
     redeliveries,
     sessions,
+    subscriptions,
     tool_tests,
     tools,
 )
@@ -106,7 +107,7 @@ def create_app(bridge: Bridge) -> FastAPI:
     add_handlers(app)
     for module in (
         tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, redeliveries, messages,
-        keys, health,
+        keys, subscriptions, health,
     ):  # fmt: skip
         app.include_router(module.router)
     describe(app)

@@ -34,6 +34,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "message_not_found": (404, "There is no such message"),
     "key_not_found": (404, "There is no such key"),
     "test_not_found": (404, "There is no such test"),
+    "subscription_not_found": (404, "There is no such subscription"),
     "method_not_allowed": (405, "The address does not take this method"),
     "settings_differ": (409, "The session is attached with other settings"),
     "detaching": (409, "The session is being detached"),
@@ -49,6 +50,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "input_changed": (409, "The input is not the one that was shown"),
     "refused_by_upstream": (409, "Upstream refused the decision"),
     "too_many_tools": (409, "The tenant has too many tools"),
+    "too_many_subscriptions": (409, "The tenant has too many subscriptions"),
     "too_many_tests": (409, "The tenant has too many tests under way"),
     "too_many_secrets": (409, "The tool has too many signing secrets"),
     "secrets_unreadable": (409, "The tool's secrets cannot be read"),
@@ -68,6 +70,7 @@ _PATH_CODES: Final = {
     "event_id": "message_not_found",
     "key_id": "key_not_found",
     "test_id": "test_not_found",
+    "subscription": "subscription_not_found",
 }
 """What is missing when a path parameter has a form that no id has."""
 
@@ -78,6 +81,7 @@ _UNLIKE: Final = {
     "event_id": "This cannot be the id of a message: one is 1 to 256 printable characters, such as sevt_….",
     "key_id": "This cannot be the id of a key: one is key_ and 24 hexadecimal digits, as GET /keys shows it.",
     "test_id": "This cannot be the id of a test: one is test_ and 24 hexadecimal digits.",
+    "subscription": "This cannot be a subscription's name: one is 1 to 64 letters, digits, dots, _ or -.",
 }
 
 NOT_FOUND_DETAILS: Final = {
@@ -86,6 +90,7 @@ NOT_FOUND_DETAILS: Final = {
     "call_not_found": "The session has no call of that id; GET /sessions/{id}/calls lists those it has.",
     "message_not_found": "The session has no message of that id; it may be a preview that was dropped.",
     "key_not_found": "The tenant has no key of that id; GET /keys lists those it has.",
+    "subscription_not_found": "No subscription has that name; PUT /subscriptions/{name} makes one.",
     "test_not_found": "The tool has no test of that id; POST /tools/{name}/test makes one.",
 }
 

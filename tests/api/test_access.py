@@ -25,9 +25,11 @@ NAMES = {
     "call_id": "tu_a",
     "event_id": "m_a",
     "key_id": "key_" + "a" * 24,
+    "subscription": "subscription_a",
 }
 BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/tools/{name}"): {"url": "https://a.example"},
+    ("PUT", "/subscriptions/{subscription}"): {"url": "https://a.example", "events": ["call.failed"]},
     ("PATCH", "/sessions/{session_id}"): {"concurrency": 2},
     ("POST", "/sessions/{session_id}/confirm"): {"tool_use_id": "tu_a", "result": "allow"},
     ("POST", "/keys"): {"name": "x", "scopes": ["read"]},
@@ -119,6 +121,8 @@ async def test_another_tenants_things_are_unknown_ones(
     monkeypatch.setattr(confirmations, "LOOK_LIMIT_S", 0.01)
     key_a, key_b = await service.key(tenant="a"), await service.key(tenant="b")
     await service.http.put("/tools/tool_a", json={"url": "https://a.example"}, headers=key_a)
+    body = {"url": "https://a.example", "events": ["call.failed"]}
+    await service.http.put("/subscriptions/subscription_a", json=body, headers=key_a)
     async with service.engine.begin() as connection:
         await add_attachment(connection, "a", "sesn_a")
         await add_call(connection, "tu_a", "a", "sesn_a")
