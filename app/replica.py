@@ -16,6 +16,7 @@ from app import __version__
 from app.logs import logger
 from app.runner.budget import Budgets
 from app.runner.fleet import Fleet
+from app.runner.notifications import Notifier
 from app.settings import Settings
 from app.store import retention
 from app.store.secrets import Secrets
@@ -23,6 +24,7 @@ from app.store.wakeups import Wakeups
 from app.upstream.client import UpstreamClient
 from app.upstream.headers import Credential
 from app.upstream.transport import open_session
+from app.webhooks.attempt import Door
 from app.webhooks.delivery import Deliverer
 from app.webhooks.egress import Egress
 
@@ -78,9 +80,14 @@ async def replica(
             replica_id, engine, secrets, wakeups, deliverer, client_for,
             base_url=settings.base_url, budget_for=budgets.of,
         )  # fmt: skip
+        notifier = Notifier(
+            replica_id, engine, secrets, wakeups, Door(egress),
+            base_url=settings.base_url, version=__version__,
+        )  # fmt: skip
         pruning = asyncio.create_task(_pruning(engine, settings), name="pruning")
         try:
-            async with fleet.running():
+            # The last to stop: what the runs still commit is told too.
+            async with notifier.running(), fleet.running():
                 yield fleet
         finally:
             pruning.cancel()

@@ -20,7 +20,7 @@ from tests.store.rows import until
 pytestmark = pytest.mark.anyio
 
 RUNNER_FOLDER = str(Path(runner.__file__).parent)
-FLEETS = {"renewing", "polling"}
+FLEETS = {"renewing", "polling", "notifications"}
 
 
 async def terminate(service: Service, session_id: str) -> None:
@@ -104,7 +104,7 @@ REFUSED = {"auth_failed", "session_gone", "upstream_rejected"}
 
 
 def tasks_of_runs() -> list[asyncio.Task[object]]:
-    """Tasks whose code is the runner's, but for the fleet's own two."""
+    """Tasks whose code is the runner's, but for those of the replica itself."""
     found = []
     for task in asyncio.all_tasks():
         code = getattr(task.get_coro(), "cr_code", None)
