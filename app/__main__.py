@@ -32,6 +32,8 @@ keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of a
 app.add_typer(keys, name="keys")
 secrets = typer.Typer(no_args_is_help=True, help="Rotate BASCULE_SECRET_KEY, which encrypts stored secrets.")
 app.add_typer(secrets, name="secrets")
+audit = typer.Typer(no_args_is_help=True, help="Check the audit in the database.")
+app.add_typer(audit, name="audit")
 
 Url = Annotated[str, typer.Option(envvar="BASCULE_URL", help="Where the service listens.")]
 AdminKey = Annotated[
@@ -172,6 +174,32 @@ def show_secrets() -> None:
         print(
             one.key_id or "no known format", one.role, sum(one.values.values()), named or "nothing", sep="\t"
         )
+
+
+@audit.command("verify")
+def verify_audit(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's chain.")] = None,
+) -> None:
+    """Walk each tenant's chain; exit with 1 and name the first row that was changed, removed or moved.
+
+    Prints for each tenant how many rows are sound and the hash of the last of them. Keep these elsewhere:
+    whoever owns the database can make a whole chain anew, and only another head shows it.
+    """
+    from app import serve as serving
+
+    settings = _settings()
+    is_sound = True
+    try:
+        with serving.database(settings, os.environ) as url:
+            for found in asyncio.run(serving.verify_audit(settings, url, tenant)):
+                print(found.tenant, f"{found.rows} rows", f"head {found.head.hex()}", sep="\t")
+                if found.fault is not None:
+                    is_sound = False
+                    print(f"{found.tenant}: {found.fault}", file=sys.stderr)
+    except serving.CannotServeError as error:
+        _stop(str(error))
+    if not is_sound:
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.api import (
+    audit,
     callbacks,
     calls,
     confirmations,
@@ -107,7 +108,7 @@ def create_app(bridge: Bridge) -> FastAPI:
     add_handlers(app)
     for module in (
         tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, redeliveries, messages,
-        keys, subscriptions, health,
+        keys, subscriptions, audit, health,
     ):  # fmt: skip
         app.include_router(module.router)
     describe(app)

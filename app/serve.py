@@ -25,6 +25,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.logs import logger, set_up_logs
 from app.main import build_bridge, create_app
 from app.settings import SECRET_KEY_BYTES, Settings, secret_keys, unknown_variables
+from app.store import audit
+from app.store.audit import Verified
 from app.store.database import create_engine
 from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import is_current, migrate, new_revision
@@ -122,6 +124,27 @@ def with_secrets(
         if settings.is_embedded:
             settings = with_stored_keys(settings)
         return asyncio.run(_with_secrets(settings, url, work))
+
+
+async def verify_audit(settings: Settings, url: str, tenant: str | None) -> list[Verified]:
+    """Walk the audit chain of one tenant, or of all.
+
+    Raises:
+        CannotServeError: the database cannot be used, or has no audit yet.
+    """
+    engine = create_engine(
+        _direct(settings, url), connections_max=CONNECTIONS_FOR_COMMAND, is_behind_pooler=False
+    )
+    try:
+        async with engine.connect() as connection:
+            # One moment: rows that are appended meanwhile are not missing from what was read before.
+            await connection.execution_options(isolation_level="REPEATABLE READ")
+            named = await audit.tenants(connection) if tenant is None else [tenant]
+            return [await audit.verify(connection, one) for one in named]
+    except (SQLAlchemyError, OSError, asyncpg.PostgresError) as error:
+        raise _unusable(error) from error
+    finally:
+        await engine.dispose()
 
 
 def with_stored_keys(settings: Settings) -> Settings:

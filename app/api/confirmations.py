@@ -27,7 +27,7 @@ from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, not_found
 from app.core.calls import END_STATES
 from app.store import attachments, calls, decisions
 from app.store.calls import CallView
-from app.store.decisions import DENY_MESSAGE_CHARS_MAX, Recorded, Refused
+from app.store.decisions import DENY_MESSAGE_CHARS_MAX, SHOWN_MS_MAX, Recorded, Refused
 from app.store.wakeups import Signal, session_key
 
 LOOK_LIMIT_S: Final = 2.0
@@ -63,6 +63,9 @@ class ConfirmBody(BaseModel):
         None, pattern="^sha256:[0-9a-f]{64}$", description="Of the input that the person saw."
     )
     input: Any = Field(None, description="Not supported yet.")
+    shown_ms: int | None = Field(
+        None, ge=0, le=SHOWN_MS_MAX, description="For how long the person saw the call; kept in the audit."
+    )
 
     @field_validator("tool_use_id")
     @classmethod
@@ -168,6 +171,7 @@ async def _decide(
                 by=caller.id,
                 via="api",
                 input_digest=body.input_digest,
+                shown_ms=body.shown_ms,
             )
             is_unknown = isinstance(done, Refused) and done.code == "call_not_found"
             if is_unknown and not is_wanted:

@@ -12,7 +12,8 @@ from app.api.access import Authenticated, Caller, GuardedRoute, requires
 from app.api.bridge import Given
 from app.api.lists import LIMIT_DEFAULT, Cursor, KeyId, Limit, ListOf, encode_cursor, moment_after
 from app.api.problems import Problem, documented, not_found
-from app.store import keys
+from app.store import audit, keys
+from app.store.audit import Entry, Kind
 from app.store.keys import SCOPES, Key, Scope
 
 NAME_CHARS_MAX: Final = 128
@@ -74,6 +75,7 @@ async def create_key(body: KeyBody, bridge: Given, caller: Authenticated) -> New
     tenant = _tenant(caller, body.tenant)
     async with bridge.engine.begin() as connection:
         key, text = await keys.create(connection, tenant, body.name, body.scopes)
+        await audit.append(connection, [_entry("key.created", caller, key)])
     return NewKeyView(**_view(key).model_dump(), key=text)
 
 
@@ -110,9 +112,15 @@ async def revoke_key(
 ) -> KeyView:
     async with bridge.engine.begin() as connection:
         key = await keys.revoke(connection, _tenant(caller, tenant), key_id)
+        if key is not None:
+            await audit.append(connection, [_entry("key.revoked", caller, key)])
     if key is None:
         raise not_found("key_not_found")
     return _view(key)
+
+
+def _entry(kind: Kind, caller: Caller, key: Key) -> Entry:
+    return Entry(key.tenant, kind, caller.id, "api", subject=key.id)
 
 
 def _tenant(caller: Caller, named: str | None) -> str:

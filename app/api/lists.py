@@ -31,6 +31,9 @@ def _printable(text: str) -> str:
     return text
 
 
+printable: Final = AfterValidator(_printable)
+
+
 def _tool_name(text: str) -> str:
     if "/" in text:
         raise ValueError("must hold no slash")
@@ -38,7 +41,7 @@ def _tool_name(text: str) -> str:
 
 
 SessionId = Annotated[str, Path(pattern="^[A-Za-z0-9_-]{1,128}$", description="The session's id upstream.")]
-EventId = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX), AfterValidator(_printable)]
+EventId = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX), printable]
 ToolName = Annotated[
     str,
     Path(

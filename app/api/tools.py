@@ -27,7 +27,8 @@ from app.api.problems import Problem, documented, invalid, not_found
 from app.core.headers import HEADER_CHARS_MAX, HEADERS_MAX, is_refused_webhook, is_well_formed
 from app.core.schemas import SchemaRefused, compiled
 from app.core.tools import Retry
-from app.store import health, tools
+from app.store import audit, health, tools
+from app.store.audit import Entry, Kind
 from app.store.health import Health
 from app.store.secrets import UnreadableSecretError
 from app.store.tools import Registration
@@ -259,6 +260,11 @@ async def put_tool(name: ToolName, body: ToolBody, bridge: Given, caller: Authen
                 "too_many_tools", f"The tenant has {tools.TOOLS_MAX} tools; delete one first."
             ) from error
         seen = await health.of(connection, caller.tenant, [name])
+        if done.is_changed:
+            kind: Kind = "tool.changed" if done.signing_secret is None else "tool.registered"
+            version = f"version_{done.registration.version}"
+            put = Entry(caller.tenant, kind, caller.id, "api", subject=name, detail=version)
+            await audit.append(connection, [put])
     view = _view(done.registration, seen)
     if done.signing_secret is None:
         return Response(view.model_dump_json(), media_type="application/json")
@@ -312,6 +318,9 @@ async def get_tool(name: ToolName, bridge: Given, caller: Authenticated) -> Tool
 async def delete_tool(name: ToolName, bridge: Given, caller: Authenticated) -> RemovedTool:
     async with bridge.engine.begin() as connection:
         removed = await tools.remove(connection, caller.tenant, name)
+        if removed is not None:
+            deleted = Entry(caller.tenant, "tool.deleted", caller.id, "api", subject=name)
+            await audit.append(connection, [deleted])
     if removed is None:
         raise not_found("tool_not_found")
     calls = [AffectedCall(session_id=session, id=call, state=state) for session, call, state in removed.calls]
@@ -335,6 +344,9 @@ async def rotate_secret(
         try:
             done = await tools.rotate(connection, bridge.secrets, caller.tenant, name, overlap_s=overlap_s)
             seen = await health.of(connection, caller.tenant, [name])
+            if done is not None:
+                rotated = Entry(caller.tenant, "tool.secret_rotated", caller.id, "api", subject=name)
+                await audit.append(connection, [rotated])
         except tools.TooManySecretsError as error:
             raise Problem(
                 "too_many_secrets",

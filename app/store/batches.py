@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.calls import Call
 from app.core.protocol import End, Progress, RefuseDecision, Snapshot
 from app.core.tools import Tool
-from app.store import outbox
+from app.store import audit, outbox
 from app.store import statements as st
+from app.store.audit import Entry, Kind
 from app.store.leases import Lease
 from app.store.wakeups import notify, session_key
 
@@ -99,6 +101,8 @@ class ContradictionError(Exception):
 async def write(connection: AsyncConnection, replica_id: str, batches: Sequence[Batch]) -> set[Lease]:
     """Write the batches whose leases hold, in the caller's transaction; return the leases that are lost.
 
+    What becomes of decisions goes into the audit, at the end: it locks the heads of those tenants' chains.
+
     Raises:
         ContradictionError: a call is over in the store that memory thinks open.
     """
@@ -109,15 +113,41 @@ async def write(connection: AsyncConnection, replica_id: str, batches: Sequence[
     is_told = False
     if told := _notifications(held, asked):
         is_told = (await connection.execute(st.TELL.statement, told)).rowcount > 0
+    entries: list[Entry] = []
     for rows in (_decisions(held), _calls(held), _attempts(held), _messages(held), _attachments(held)):
         for bulk, columns in rows:
             if columns:
                 done = await connection.execute(bulk.statement, {**columns, "replica": replica_id})
                 if bulk is st.SAVE_CALLS and len(done.all()) < len(columns["id"]):
                     raise ContradictionError("a call that is over in the store was to be opened again")
+                if bulk in _AUDITED:
+                    entries += _entries(bulk, done.all())
     loud = [session_key(b.lease.tenant, b.lease.session_id) for b in held if b.is_loud]
     await notify(connection, [*loud, outbox.KEY] if is_told else loud)
+    await audit.append(connection, entries)
     return lost
+
+
+_AUDITED: Final[dict[st.Bulk, tuple[Kind, str | None]]] = {
+    st.RULE: ("decision.refused", None),
+    st.SPEND: ("decision.spent", None),
+    st.DISPLACE: ("decision.refused", "overtaken"),
+    st.CLOSE_QUESTIONS: ("decision.refused", "moved_on"),
+    st.SEE_DECISIONS: ("decision.seen", None),
+}
+"""Statements about decisions, and what the audit says of those that they changed."""
+
+
+def _entries(bulk: st.Bulk, changed: Sequence[Row[Any]]) -> list[Entry]:
+    kind, detail = _AUDITED[bulk]
+    return [
+        Entry(
+            row.tenant, kind, row.decided_by, row.via, row.session_id, row.call_id,
+            decision_id=row.id, result=row.result, detail=detail,
+        )
+        for row in changed
+        if bulk is not st.RULE or row.status == "refused"
+    ]  # fmt: skip
 
 
 async def _hold(

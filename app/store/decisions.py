@@ -15,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.calls import END_STATES, digest
 from app.core.notifications import decision_data
-from app.store import attachments, calls, outbox, tables
+from app.store import attachments, audit, calls, outbox, tables
+from app.store.audit import Entry, Kind
 from app.store.calls import CallView
 from app.store.wakeups import notify, session_key, wish_key
 
@@ -24,6 +25,10 @@ WANTED_MAX: Final = 32
 
 DEFAULT_DENY_MESSAGE: Final = "Declined by a reviewer. Do not retry without new instructions."
 DENY_MESSAGE_CHARS_MAX: Final = 10_000
+SHOWN_MS_MAX: Final = 2**31 - 1
+
+_UNAUDITED: Final = ("session_not_found", "call_not_found")
+"""There is no call that such an attempt was about; any id could fill the audit."""
 
 RefusalCode = Literal[
     "session_not_found",
@@ -64,12 +69,50 @@ async def decide(
     by: str,
     via: str,
     input_digest: str | None = None,
+    shown_ms: int | None = None,
 ) -> Recorded | Refused:
-    """Record a decision on a held call, unless one stands already.
+    """Record a decision on a held call, unless one stands already; the attempt goes into the audit.
 
     `deny_message` goes with a deny; when it is blank the default sentence is stored. `input_digest` is that
-    of the input that the person saw. The call stays `held`: its runner is told, and moves it.
+    of the input that the person saw, `shown_ms` for how long. The call stays `held`: its runner is told, and
+    moves it. The transaction shall lock nothing more afterwards.
     """
+    done = await _record(
+        connection, tenant, session_id, call_id,
+        result=result, deny_message=deny_message, by=by, via=via, input_digest=input_digest,
+    )  # fmt: skip
+    if isinstance(done, Recorded) or done.code not in _UNAUDITED:
+        kind, decision_id, detail = _audited(done)
+        attempt = Entry(
+            tenant, kind, by, via, session_id, call_id,
+            decision_id=decision_id, result=result, detail=detail, shown_ms=shown_ms,
+        )  # fmt: skip
+        await audit.append(connection, [attempt])
+    return done
+
+
+def _audited(done: Recorded | Refused) -> tuple[Kind, str | None, str | None]:
+    """What the audit says of an attempt: its kind, the decision that counts, and a code."""
+    if isinstance(done, Recorded):
+        return ("decision.recorded" if done.is_new else "decision.repeated"), done.decision_id, None
+    standing = done.call.decision.id if done.call is not None and done.call.decision is not None else None
+    if done.code == "already_decided":
+        return "decision.contrary", standing, None
+    return "decision.rejected", standing, done.code
+
+
+async def _record(
+    connection: AsyncConnection,
+    tenant: str,
+    session_id: str,
+    call_id: str,
+    *,
+    result: Literal["allow", "deny"],
+    deny_message: str | None,
+    by: str,
+    via: str,
+    input_digest: str | None,
+) -> Recorded | Refused:
     table = tables.attachments
     attachment = await attachments.lock(connection, tenant, session_id)
     if attachment is None:

@@ -4,7 +4,7 @@ A *delivery*, with what it sent and what came back, goes by an age of its own on
 sessions that are served too. A *session* that ended, or was detached, goes with its calls, deliveries and
 messages. Of a session that is served nothing else goes, so that the ids and states of its calls are there for
 as long as history can list them. Calls that are not over stay, and with them their attachment: when the
-session goes on, a known result is not computed again. Decisions stay.
+session goes on, a known result is not computed again. Decisions and the audit stay.
 """
 
 from __future__ import annotations

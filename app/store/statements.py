@@ -142,10 +142,15 @@ SAVE_CALLS: Final = Bulk.of(
 One that is over in the store is not opened again, nor its id returned.
 """
 
+_CHANGED: Final = "returning d.tenant, d.session_id, d.call_id, d.id, d.result, d.decided_by, d.via"
+"""What the audit says of a decision; a statement that is repeated changes nothing and returns nothing."""
+
 RULE: Final = Bulk.of(
-    """
-    update decisions d set status = w.status, refusal = w.refusal from {rows}
+    f"""
+    update decisions d set status = w.status, refusal = w.refusal from {{rows}}
     where d.tenant = w.tenant and d.id = w.id and d.session_id = w.session_id
+        and (d.status, d.refusal) is distinct from (w.status, w.refusal)
+    {_CHANGED}, d.status
     """,
     **_SESSION,
     id="text",
@@ -158,6 +163,7 @@ SPEND: Final = Bulk.of(
     f"""
     update decisions d set status = 'spent' from {{rows}}
     where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status = 'accepted'
+    {_CHANGED}
     """,
     **_ONE_CALL,
 )
@@ -167,6 +173,7 @@ DISPLACE: Final = Bulk.of(
     f"""
     update decisions d set status = 'refused', refusal = 'Somebody else decided first.' from {{rows}}
     where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status = 'sending'
+    {_CHANGED}
     """,
     **_ONE_CALL,
 )
@@ -178,6 +185,7 @@ CLOSE_QUESTIONS: Final = Bulk.of(
     from {{rows}}
     where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.id <> w.kept
         and d.status in ('sending', 'accepted')
+    {_CHANGED}
     """,
     **_ONE_CALL,
     kept="text",
@@ -185,7 +193,7 @@ CLOSE_QUESTIONS: Final = Bulk.of(
 """A call is held no longer: what nobody acted on answers no later question. `kept` is the one acted on."""
 
 SEE_DECISIONS: Final = Bulk.of(
-    "insert into decisions ({names}) select {names} from {rows} on conflict do nothing",
+    "insert into decisions as d ({names}) select {names} from {rows} on conflict do nothing " + _CHANGED,
     **_ONE_CALL,
     id="text",
     result="text",

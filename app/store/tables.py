@@ -261,6 +261,44 @@ decisions = Table(
     ),
 )
 
+audit = Table(
+    "audit",
+    metadata,
+    # A trigger of the migration refuses to change, remove or truncate rows.
+    Column("tenant", Text, nullable=False),
+    Column("sequence", BigInteger, nullable=False, comment="1, 2, 3, … of the tenant, without a gap"),
+    Column("at", DateTime(timezone=True), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("actor", Text, nullable=False, comment="a key's id, admin, upstream, expiry or service"),
+    Column("via", Text, nullable=False, comment="how the actor was proved"),
+    Column("session_id", Text),
+    Column("call_id", Text),
+    Column("subject", Text, comment="the tool's name, or the key's id"),
+    Column("input_digest", Text),
+    Column("decision_id", Text),
+    Column("result", Text, comment="allow or deny"),
+    Column("detail", Text, comment="a code"),
+    Column("shown_ms", Integer, comment="for how long the call was looked at, as the client says"),
+    Column("previous", LargeBinary, nullable=False, comment="hash of the tenant's row before"),
+    Column("hash", LargeBinary, nullable=False, comment="SHA-256 over all of the above"),
+    PrimaryKeyConstraint("tenant", "sequence"),
+    Index(
+        "ix_audit_session",
+        "tenant",
+        "session_id",
+        "sequence",
+        postgresql_where=text("session_id is not null"),
+    ),
+)
+
+audit_heads = Table(
+    "audit_heads",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("sequence", BigInteger, nullable=False, comment="of the tenant's last row"),
+    Column("hash", LargeBinary, nullable=False, comment="of that row"),
+)
+
 deliveries = Table(
     "deliveries",
     metadata,

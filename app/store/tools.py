@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.tools import CATCH_ALL, SigningSecret, Tool
 from app.logs import logger
-from app.store import tables
+from app.store import audit, tables
+from app.store.audit import Entry
 from app.store.secrets import Secrets, UnreadableSecretError
 from app.store.wakeups import notify, registry_key
 
@@ -92,6 +93,7 @@ class Put:
 
     registration: Registration
     signing_secret: str | None
+    is_changed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ async def put(
     current = _registration(secrets, row)
     is_same = (current.url, current.description, dict(current.policy)) == (url, description, dict(policy))
     if is_same and _opened(secrets, row).headers == dict(headers):
-        return Put(current, None)
+        return Put(current, None, is_changed=False)
     values = _values(secrets, tenant, name, url, description, policy, headers)
     changed = (
         update(_tools)
@@ -194,6 +196,8 @@ async def disable_gone(connection: AsyncConnection, tenant: str, tool: Tool) -> 
         )
     )  # fmt: skip
     await _raise_version(connection, tenant)
+    disabled = Entry(tenant, "tool.changed", "service", "service", subject=tool.name, detail="gone")
+    await audit.append(connection, [disabled])
     return True
 
 
