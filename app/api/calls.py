@@ -43,7 +43,9 @@ class GateView(BaseModel):
     by: Literal["upstream", "tool", "rule"]
     permission: str | None
     reason: str | None
-    expires_at: datetime | None
+    expires_at: datetime | None = Field(description="When a decision comes too late, if on_expiry is `deny`.")
+    on_expiry: Literal["deny", "keep"] | None = Field(description="What happens then.")
+    is_overdue: bool = Field(description="Whether that moment has passed and the call is held.")
 
 
 class DecisionView(BaseModel):
@@ -148,12 +150,7 @@ def call_object(call: CallView) -> dict[str, Any]:
     raw_input = call.input.encode()
     gate = decision = result = None
     if call.gate is not None:
-        gate = {
-            "by": call.gate.by,
-            "permission": call.gate.permission,
-            "reason": call.gate.reason,
-            "expires_at": call.gate.expires_at,
-        }
+        gate = gate_object(call.gate)
     if call.decision is not None:
         decision = decision_object(call.decision)
     if call.result is not None:
@@ -176,6 +173,18 @@ def call_object(call: CallView) -> dict[str, Any]:
         "posted": call.posted,
         "created_at": call.created_at,
         "updated_at": call.updated_at,
+    }
+
+
+def gate_object(gate: calls.Gate) -> dict[str, Any]:
+    """Return the object that the api shows for a gate."""
+    return {
+        "by": gate.by,
+        "permission": gate.permission,
+        "reason": gate.reason,
+        "expires_at": gate.expires_at,
+        "on_expiry": gate.on_expiry,
+        "is_overdue": gate.is_overdue,
     }
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from app.api.access import Authenticated, Caller, requires
 from app.api.bridge import Bridge, Given
-from app.api.calls import CallObject, call_list, call_object, decision_object
+from app.api.calls import CallObject, call_list, call_object, decision_object, gate_object
 from app.api.lists import (
     ID_CHARS_MAX,
     LIMIT_DEFAULT,
@@ -95,6 +95,7 @@ class ConfirmBody(BaseModel):
             "already_decided",
             "call_over",
             "not_awaiting_confirmation",
+            "expired",
             "input_changed",
             "refused_by_upstream",
             "invalid_request",
@@ -220,6 +221,7 @@ _REFUSALS: Final = {
     "input_changed": "The call's input is not the one that `input_digest` names; look at it again.",
     "already_decided": "Somebody decided otherwise before, as `decision` shows; the first decision counts.",
     "call_over": "The call is over, in the state that `state` names; there is nothing left to decide.",
+    "expired": "Nobody decided in time, so the call is denied; `gate` and `decision` say when.",
     "not_awaiting_confirmation": "The call does not wait for a person; its `state` says where it is.",
 }
 
@@ -250,6 +252,8 @@ def _refusal(refused: Refused) -> Problem:
     members: dict[str, Any] = {}
     if refused.call is not None:
         members["state"] = refused.call.state
+        if refused.code == "expired" and refused.call.gate is not None:
+            members["gate"] = gate_object(refused.call.gate)
         if refused.call.decision is not None:
             members["decision"] = decision_object(refused.call.decision)
     return Problem(refused.code, _REFUSALS[refused.code], members=members)

@@ -43,6 +43,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "already_decided": (409, "Somebody decided otherwise"),
     "call_over": (409, "The call is over"),
     "not_awaiting_confirmation": (409, "The call waits for nobody"),
+    "expired": (409, "The time to decide is over"),
     "not_awaiting_callback": (409, "The call is not at its webhook"),
     "already_answered": (409, "The call has another result"),
     "not_redeliverable": (409, "The call cannot be delivered again"),

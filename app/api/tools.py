@@ -43,7 +43,6 @@ OVERLAP_S_MAX: Final = 7 * DAY_S
 _NOT_YET: Final = {
     "approvers": None,
     "approvals_required": 1,
-    "expires_in_s": None,
 }
 
 _INPUT_SCHEMA: Final = (
@@ -77,8 +76,12 @@ class ToolPolicy(BaseModel):
     gate: Literal["upstream", "ask"] = Field("upstream", description="`ask` holds every call for a person.")
     approvers: list[str] | None = None
     approvals_required: int = Field(1, ge=1, le=10)
-    expires_in_s: int | None = Field(None, ge=1, le=30 * DAY_S)
-    on_expiry: Literal["deny", "keep"] = "deny"
+    expires_in_s: int | None = Field(
+        None, ge=1, le=30 * DAY_S, description="How long a call of this name is held; null: for ever."
+    )
+    on_expiry: Literal["deny", "keep"] = Field(
+        "deny", description="Then: `deny` it, or `keep` it and show it as overdue. Nothing ever allows it."
+    )
     callback_timeout_s: int = Field(3600, ge=0, le=DAY_S, description="0 refuses a 202.")
     callback_timeout_max_s: int = Field(DAY_S, ge=0, le=30 * DAY_S)
     when_unhealthy: Literal["wait", "answer"] = Field(

@@ -90,17 +90,20 @@ class Gate:
 
     `by` is `upstream` (it asks, or may have asked), `tool` (the registration says ask) or `rule`.
     `reason` is a code: `ask`, `unknown_permission`, `unread_policy`, `required_action`, `tool_asks`,
-    `outcome_unknown`.
+    `outcome_unknown`. A call that comes to be held has `expires_in_s` from then on by the store's time, and
+    then `on_expiry` happens; None waits for ever. Neither is read back: the store keeps the moment.
     """
 
     by: Literal["upstream", "tool", "rule"]
     permission: str | None
     reason: str
+    expires_in_s: float | None = None
+    on_expiry: Literal["deny", "keep"] = "deny"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Somebody's allow or deny. `by` is who, `via` how: `api`, `stream`, `policy`.
+    """Somebody's allow or deny. `by` is who, `via` how: `api`, `stream`, `policy`, `expiry`.
 
     `at` is in seconds since 1970; None where the deciding moment is upstream's and unknown.
     """

@@ -18,8 +18,8 @@ from app.core.ledger import Ledger, Remembered
 from app.core.outgoing import error_result
 from app.core.posting import covers
 from app.core.protocol import Deliver, Delivered, Promised, RefuseDecision, Settings, Watch
-from app.core.sending import Sends
-from app.core.tools import Tool, is_admitted, registration_of
+from app.core.sending import Sends, denied_state
+from app.core.tools import Tool, gating, is_admitted, registration_of
 
 INTERRUPTS_MAX: Final = 100
 """How many processed interrupts are remembered for calls that show up later."""
@@ -84,7 +84,7 @@ class Router:
             is_verdict = verdict is not None and verdict.result == "deny"
             self._ledger.finish(replace(call, decision=verdict if is_verdict else _POLICY_DENY), "denied")
         elif ruling == "hold":
-            self._ledger.save(call, "held")
+            self._hold(call, gate)
             self.needs_policies |= gate is not None and gate.reason == "unread_policy"
         elif call.kind == "mcp":
             self._mcp.keep(call.id, call)  # the platform runs it; it may still turn out to ask
@@ -103,11 +103,18 @@ class Router:
             # Before our own gate: nobody should have to decide on a call that cannot run.
             self._sends.answer(replace(call, detail=UNFIT), unfit)
         elif (gate := tool_gate(tool)) is not None and call.confirmation != "allow":
-            self._ledger.save(replace(call, gate=gate), "held")
+            self._hold(call, gate)
         elif not tool.enabled:
             self._sends.answer(call, _disabled(tool))
         else:
             self._ledger.save(call, "queued")
+
+    def _hold(self, call: Call, gate: Gate | None) -> None:
+        """Put a call before a person, for as long as the registration of its name allows."""
+        tool = gating(self.tools, call.kind, call.tool)
+        if gate is not None and tool is not None:
+            gate = replace(gate, expires_in_s=tool.expires_in_s, on_expiry=tool.on_expiry)
+        self._ledger.save(replace(call, gate=gate), "held")
 
     def _park(self, call: Call) -> None:
         """Leave a call that is not ours to its owner, and say why it is not ours."""
@@ -214,7 +221,7 @@ class Router:
         elif call.state == "dispatched":
             if notice.outcome_unknown and tool is not None and tool.on_unknown == "ask":
                 gate = Gate("tool", None, "outcome_unknown")
-                self._ledger.save(replace(call, gate=gate, decision=None), "held")
+                self._hold(replace(call, decision=None), gate)
             else:
                 self._sends.answer(call, notice.result)
 
@@ -310,11 +317,9 @@ class Router:
         elif is_unknown and call.result is not None:
             self._sends.answer(call, call.result)
         elif is_ours:
-            message = decision.deny_message or "no reason was given"
-            text = f"Denied by a reviewer: {message.rstrip('.')}. Do not retry without new instructions."
-            self._sends.answer(call, error_result(text))
+            self._sends.answer(call, error_result(_denial(decision)))
         else:
-            self._ledger.finish(call, "denied")
+            self._ledger.finish(call, denied_state(decision))
 
     def verdict(self, confirmation: ev.Confirmation) -> None:
         """A verdict was seen upstream, whoever gave it. Deny is sticky."""
@@ -424,7 +429,7 @@ class Router:
         is_parked = call.state == "unowned" and self._is_platforms(call)
         if is_parked and call.decision is None and call.id in self.wanted:
             gate = Gate("upstream", call.permission, "required_action")
-            self._ledger.save(replace(call, gate=gate, detail=None), "held")
+            self._hold(replace(call, detail=None), gate)
 
     def _revive(self, call: Call) -> None:
         """Upstream asks again for a call that an interrupt had closed: back to where it was."""
@@ -486,6 +491,14 @@ class Router:
 def _disabled(tool: Tool) -> Result:
     why = "by its operator" if tool.disabled_reason is None else "since its endpoint answered that it is gone"
     return error_result(f"The tool {tool.name!r} is disabled {why}. Nothing was sent to it.")
+
+
+def _denial(decision: Decision) -> str:
+    """What the agent is told of a deny on a gate of ours."""
+    if decision.via == "expiry" and decision.deny_message:
+        return decision.deny_message
+    message = decision.deny_message or "no reason was given"
+    return f"Denied by a reviewer: {message.rstrip('.')}. Do not retry without new instructions."
 
 
 def _call(use: ev.Use) -> Call:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from app.core import posting
-from app.core.calls import Call, Decision, Result
+from app.core.calls import Call, Decision, Result, State
 from app.core.connection import FILTERED_TRIES
 from app.core.events import Answer, Confirmation
 from app.core.ledger import Ledger
@@ -33,6 +33,11 @@ class Over:
 
 
 Outcome = Ruled | Over | Confirmation | None
+
+
+def denied_state(decision: Decision) -> State:
+    """How a call ends that this deny was about."""
+    return "expired" if decision.via == "expiry" else "denied"
 
 
 class Sends:
@@ -157,8 +162,9 @@ class Sends:
                 return None
             return Ruled(call, replace(call.decision, status="accepted"))
         # A deny here is one of a gate of ours: the refusal was the result.
-        is_denied = call.decision is not None and call.decision.result == "deny"
-        self._ledger.finish(replace(call, posted=True), "denied" if is_denied else "posted")
+        denial = call.decision if call.decision is not None and call.decision.result == "deny" else None
+        state = "posted" if denial is None else denied_state(denial)
+        self._ledger.finish(replace(call, posted=True), state)
         return None
 
     def _refused(self, call: Call, post: posting.Post, message: str) -> Outcome:

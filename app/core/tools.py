@@ -36,7 +36,7 @@ class Tool:
     answered with an error, undelivered. `version` rises with each change of the registration.
     `disabled_reason` is why the service disabled it: `gone`, its endpoint answered 410. `fault` says why the
     tool cannot be called although it is registered, with the remedy: its calls park, and no other tool takes
-    them.
+    them. A call that is held, by whichever gate, expires after `expires_in_s`; None: never.
     """
 
     name: str
@@ -47,6 +47,8 @@ class Tool:
     retry: Retry = "connect_only"
     on_unknown: Literal["answer", "ask"] = "answer"
     gate: Literal["upstream", "ask"] = "upstream"
+    expires_in_s: float | None = None
+    on_expiry: Literal["deny", "keep"] = "deny"
     when_unhealthy: Literal["wait", "answer"] = "wait"
     callback_timeout_s: float = 3600.0
     callback_timeout_max_s: float = 86_400.0
@@ -74,6 +76,17 @@ def registration_of(tools: Mapping[str, Tool], kind: Kind, name: str) -> str | N
     if kind == "mcp" or (kind == "builtin" and name == CATCH_ALL):
         return None
     return CATCH_ALL if kind == "custom" and name not in tools else name
+
+
+def gating(tools: Mapping[str, Tool], kind: Kind, name: str) -> Tool | None:
+    """The registration that rules a call of this name while it is held, whoever runs it; None if none does.
+
+    It is the one that the call belongs to. An MCP call too goes by one of its own name: that can only make it
+    harder to allow.
+    """
+    is_mcp = kind == "mcp" and name != CATCH_ALL
+    registration = name if is_mcp else registration_of(tools, kind, name)
+    return None if registration is None else tools.get(registration)
 
 
 def is_admitted(allowed: Collection[str] | None, registration: str, name: str) -> bool:

@@ -23,7 +23,7 @@ from app.runner.callbacks import Callbacks
 from app.runner.runner import DefectError, SessionRunner
 from app.runner.tasks import Parts
 from app.runner.tool_tests import ToolTests
-from app.store import leases, runs
+from app.store import decisions, leases, runs
 from app.store.attachments import settings_of
 from app.store.batches import Batch
 from app.store.database import is_unavailable
@@ -39,6 +39,8 @@ POLL_S: Final = 1.0
 """How often the database is asked, whether or not a wake-up came."""
 CLAIMS_MAX: Final = 200
 """How many attachments one statement takes over."""
+EXPIRIES_MAX: Final = 200
+"""How many held calls one poll lets expire."""
 STARTS_PER_S: Final = 100
 """How many runs begin in a second at most, so that a takeover opens its streams at a pace."""
 DRAIN_S: Final = 30.0
@@ -219,6 +221,7 @@ class Fleet:
             return
         while await self._claim() == CLAIMS_MAX:
             pass
+        await self._expire()
         async with self._engine.begin() as connection:
             wishes = await runs.wishes(connection, self.replica_id)
             held = await leases.held(connection, self.replica_id)
@@ -252,6 +255,17 @@ class Fleet:
         for lease in claimed:
             self._begin(lease)
         return len(claimed)
+
+    async def _expire(self) -> None:
+        """Decide for people whose time is over; the decisions are wishes like theirs."""
+        async with self._engine.connect() as connection:
+            due = await decisions.due(connection, self.replica_id, EXPIRIES_MAX)
+        for tenant, session_id, call_id in due:
+            try:
+                async with self._engine.begin() as connection:
+                    await decisions.expire(connection, tenant, session_id, call_id)
+            except Exception as error:
+                log.warning("expiry_failed", session_id=session_id, call_id=call_id, error=repr(error))
 
     async def _compare(self, held: set[Lease]) -> None:
         """Give back leases that nobody runs here, and end runs whose lease is another's."""

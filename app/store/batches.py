@@ -198,7 +198,10 @@ def _calls(batches: Sequence[Batch]) -> _Rows:
                 batch.lease, id=call.id, kind=call.kind, tool=call.tool, thread_id=call.thread_id,
                 input=call.input.decode(), processed_at=call.processed_at, permission=call.permission,
                 state=call.state, gate_by=call.gate and call.gate.by,
-                gate_reason=call.gate and call.gate.reason, outcome_unknown=call.outcome_unknown,
+                gate_reason=call.gate and call.gate.reason,
+                expires_in_s=call.gate and call.gate.expires_in_s,
+                gate_on_expiry=call.gate and call.gate.expires_in_s and call.gate.on_expiry,
+                outcome_unknown=call.outcome_unknown,
                 attempts=call.attempts, result=call.result and call.result.content.decode(),
                 is_error=call.result and call.result.is_error, posted=call.posted, detail=call.detail,
             )  # fmt: skip

@@ -26,6 +26,8 @@ class Gate:
     permission: str | None
     reason: str | None
     expires_at: datetime | None
+    on_expiry: str | None
+    is_overdue: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +166,18 @@ def _shown() -> Select[Any]:
         is_its, d.c.call_id == _calls.c.id, d.c.attempt >= _calls.c.attempts, d.c.callback_s.is_not(None)
     )
     awaits = and_(_calls.c.state == "dispatched", promise.correlate(_calls).exists())
-    return select(_calls, shown, awaits.label("awaits_callback")).select_from(_calls.outerjoin(shown, true()))
+    is_overdue = and_(_calls.c.state == "held", _calls.c.gate_expires_at <= func.now())
+    columns = (awaits.label("awaits_callback"), is_overdue.label("is_overdue"))
+    return select(_calls, shown, *columns).select_from(_calls.outerjoin(shown, true()))
 
 
 def _call(row: Row[Any]) -> CallView:
     gate = decision = None
     if row.gate_by is not None:
-        gate = Gate(row.gate_by, row.permission, row.gate_reason, row.gate_expires_at)
+        gate = Gate(
+            row.gate_by, row.permission, row.gate_reason,
+            row.gate_expires_at, row.gate_on_expiry, bool(row.is_overdue),
+        )  # fmt: skip
     if row.decision_id is not None:
         decision = Decision(
             id=row.decision_id,

@@ -1,7 +1,9 @@
-"""Decisions: one person's allow or deny of a held call, of which the first one counts.
+"""Decisions: one person's allow or deny of a held call, of which the first one counts; and its expiry.
 
 One transaction checks and writes. It locks the attachment, then the call, so that neither a second decision
-nor the runner's own step can come between, and a partial unique index lets one decision per call stand.
+nor the runner's own step can come between, and a partial unique index lets one decision per call stand. A
+call that expires gets a deny in the same way. Both go by the moment at which their transaction began, by the
+database's time: a person's decision counts before the moment at which the call expires, never after it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sqlalchemy import insert, literal_column, select, update
+from sqlalchemy import insert, literal_column, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.calls import END_STATES, digest
@@ -25,6 +27,12 @@ WANTED_MAX: Final = 32
 
 DEFAULT_DENY_MESSAGE: Final = "Declined by a reviewer. Do not retry without new instructions."
 DENY_MESSAGE_CHARS_MAX: Final = 10_000
+EXPIRY_MESSAGE: Final = "Nobody decided on this call in time. Do not retry without new instructions."
+"""Told to the agent when a call expired."""
+EXPIRY: Final = "expiry"
+"""Who and what decided then."""
+EXPIRY_AGAIN_S: Final = 300.0
+"""When upstream refused the deny of a call that expired, it is tried again so much later."""
 SHOWN_MS_MAX: Final = 2**31 - 1
 
 _UNAUDITED: Final = ("session_not_found", "call_not_found")
@@ -39,6 +47,7 @@ RefusalCode = Literal[
     "already_decided",
     "call_over",
     "not_awaiting_confirmation",
+    "expired",
 ]
 
 
@@ -113,25 +122,20 @@ async def _record(
     via: str,
     input_digest: str | None,
 ) -> Recorded | Refused:
-    table = tables.attachments
     attachment = await attachments.lock(connection, tenant, session_id)
     if attachment is None:
         return Refused("session_not_found")
     if attachment.status in attachments.NOT_ATTACHED:
         is_over = attachment.end_reason in attachments.OVER_FOR_GOOD
         return Refused("session_ended" if is_over else "not_attached")
-    rows = tables.calls
-    await connection.execute(
-        select(rows.c.id)
-        .where(rows.c.tenant == tenant, rows.c.session_id == session_id, rows.c.id == call_id)
-        .with_for_update(key_share=True)
-    )
-    call = await calls.get(connection, tenant, session_id, call_id)
+    call = await _lock_call(connection, tenant, session_id, call_id)
     if call is None:
         return Refused("call_not_found")
     if input_digest is not None and input_digest != digest(call.input.encode()):
         return Refused("input_changed", call)
     if call.decision is not None and call.decision.status != "refused":
+        if call.decision.via == EXPIRY:
+            return Refused("expired", call)
         if call.decision.result == result:
             return Recorded(call.decision.id, is_new=False)
         return Refused("already_decided", call)
@@ -139,20 +143,98 @@ async def _record(
         return Refused("call_over", call)
     if call.state != "held":
         return Refused("not_awaiting_confirmation", call)
+    if _is_expired(call):
+        return Refused("expired", call)
+    message = (deny_message or DEFAULT_DENY_MESSAGE) if result == "deny" else None
+    return Recorded(await _insert(connection, tenant, call, result, by, via, message), is_new=True)
+
+
+async def due(connection: AsyncConnection, replica_id: str, limit: int) -> list[tuple[str, str, str]]:
+    """Return calls of the replica's sessions to `expire`: tenant, session and call, the longest due first."""
+    rows = await connection.execute(_DUE, {"replica": replica_id, "again_s": EXPIRY_AGAIN_S, "limit": limit})
+    return [(row.tenant, row.session_id, row.id) for row in rows]
+
+
+async def expire(connection: AsyncConnection, tenant: str, session_id: str, call_id: str) -> bool:
+    """Deny a held call whose time is over, unless somebody decided; return whether this did it.
+
+    The transaction shall lock nothing more afterwards.
+    """
+    attachment = await attachments.lock(connection, tenant, session_id)
+    if attachment is None or attachment.status in attachments.NOT_ATTACHED:
+        return False
+    call = await _lock_call(connection, tenant, session_id, call_id)
+    if call is None or call.state != "held" or not _is_expired(call):
+        return False
+    if call.decision is not None and call.decision.status != "refused":
+        return False
+    decision_id = await _insert(connection, tenant, call, "deny", EXPIRY, EXPIRY, EXPIRY_MESSAGE)
+    entry = Entry(
+        tenant, "decision.expired", EXPIRY, EXPIRY, session_id, call_id,
+        decision_id=decision_id, result="deny",
+    )  # fmt: skip
+    await audit.append(connection, [entry])
+    return True
+
+
+_DUE: Final = text(
+    """
+    select c.tenant, c.session_id, c.id from calls c
+    join attachments a on a.tenant = c.tenant and a.session_id = c.session_id
+    where c.state = 'held' and c.gate_on_expiry = 'deny' and c.gate_expires_at <= now()
+        and a.replica_id = :replica and a.status not in ('ended', 'detached')
+        and not exists (
+            select from decisions d
+            where d.tenant = c.tenant and d.session_id = c.session_id and d.call_id = c.id
+                and (d.status in ('accepted', 'sending')
+                    or d.via = 'expiry' and d.decided_at > now() - make_interval(secs => :again_s))
+        )
+    order by c.gate_expires_at limit :limit
+    """
+)
+
+
+def _is_expired(call: CallView) -> bool:
+    return call.gate is not None and call.gate.is_overdue and call.gate.on_expiry == "deny"
+
+
+async def _lock_call(
+    connection: AsyncConnection, tenant: str, session_id: str, call_id: str
+) -> CallView | None:
+    rows = tables.calls
+    await connection.execute(
+        select(rows.c.id)
+        .where(rows.c.tenant == tenant, rows.c.session_id == session_id, rows.c.id == call_id)
+        .with_for_update(key_share=True)
+    )
+    return await calls.get(connection, tenant, session_id, call_id)
+
+
+async def _insert(
+    connection: AsyncConnection,
+    tenant: str,
+    call: CallView,
+    result: str,
+    by: str,
+    via: str,
+    deny_message: str | None,
+) -> str:
+    """Let a decision stand, tell the session's runner, and return its id."""
     decision_id = "dec_" + secrets.token_hex(12)
     by_upstream = call.gate is not None and call.gate.by == "upstream"
     status_now = "sending" if by_upstream else "accepted"
+    table, session_id = tables.attachments, call.session_id
     await connection.execute(
         insert(tables.decisions).values(
             tenant=tenant,
             id=decision_id,
             session_id=session_id,
-            call_id=call_id,
+            call_id=call.id,
             result=result,
             status=status_now,
             decided_by=by,
             via=via,
-            deny_message=(deny_message or DEFAULT_DENY_MESSAGE) if result == "deny" else None,
+            deny_message=deny_message,
         )
     )
     asked = await connection.scalar(
@@ -165,7 +247,7 @@ async def _record(
         data = outbox.of_view(call) | decision_data(decision_id, result, status_now, by, via)
         await outbox.put(connection, tenant, "confirmation.decided", data, since=call.created_at)
     await notify(connection, [session_key(tenant, session_id), wish_key(tenant, session_id)])
-    return Recorded(decision_id, is_new=True)
+    return decision_id
 
 
 async def want(connection: AsyncConnection, tenant: str, session_id: str, call_id: str) -> None:

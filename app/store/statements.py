@@ -110,32 +110,30 @@ _SAVED: Final = {
     **{name: f"case when {_IS_LEFT} then calls.{name} else excluded.{name} end" for name in _KEPT},
     "state": f"case when {_IS_LEFT} and excluded.state = 'dispatched'"
     " then 'answered' else excluded.state end",
+    # Set once, when the call comes to be held: neither a refused decision nor a restart grants more time.
+    **{
+        name: f"case when excluded.state = 'held' and calls.state <> 'held'"
+        f" then excluded.{name} else calls.{name} end"
+        for name in ("gate_expires_at", "gate_on_expiry")
+    },
 }
+_CALL: Final = {
+    **_SESSION, "id": "text", "kind": "text", "tool": "text", "thread_id": "text", "input": "text",
+    "processed_at": "text", "permission": "text", "state": "text", "gate_by": "text", "gate_reason": "text",
+    "gate_on_expiry": "text", "outcome_unknown": "boolean", "attempts": "integer", "result": "text",
+    "is_error": "boolean", "posted": "boolean", "detail": "text",
+}  # fmt: skip
 SAVE_CALLS: Final = Bulk.of(
     f"""
-    insert into calls ({{names}}) select {{names}} from {{rows}}
+    insert into calls ({", ".join(_CALL)}, gate_expires_at)
+    select {", ".join(_CALL)}, now() + make_interval(secs => w.expires_in_s) from {{rows}}
     on conflict (tenant, session_id, id) do update
     set {", ".join(f"{name} = {value}" for name, value in _SAVED.items())}, updated_at = now()
     where calls.state not in ({_OVER}) or calls.state = excluded.state
     returning calls.id
     """,
-    **_SESSION,
-    id="text",
-    kind="text",
-    tool="text",
-    thread_id="text",
-    input="text",
-    processed_at="text",
-    permission="text",
-    state="text",
-    gate_by="text",
-    gate_reason="text",
-    outcome_unknown="boolean",
-    attempts="integer",
-    result="text",
-    is_error="boolean",
-    posted="boolean",
-    detail="text",
+    **_CALL,
+    expires_in_s="double precision",
 )
 """Store calls as they now stand; a result that was left meanwhile stays.
 

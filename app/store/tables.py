@@ -217,6 +217,7 @@ calls = Table(
     Column("gate_by", Text),
     Column("gate_reason", Text),
     Column("gate_expires_at", DateTime(timezone=True)),
+    Column("gate_on_expiry", Text, comment="deny or keep, as registered when the call came to be held"),
     Column("outcome_unknown", Boolean, nullable=False, server_default=text("false")),
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("result", Text, nullable=True, comment="JSON array of content blocks"),
@@ -231,6 +232,11 @@ calls = Table(
     Index("ix_calls_open", "tenant", "session_id", postgresql_where=text(f"state not in ({_OVER})")),
     Index("ix_calls_over", "tenant", "session_id", "state", postgresql_where=text(f"state in ({_OVER})")),
     Index("ix_calls_held", "tenant", "position", postgresql_where=text("state = 'held'")),
+    Index(
+        "ix_calls_expiring",
+        "gate_expires_at",
+        postgresql_where=text("state = 'held' and gate_on_expiry = 'deny'"),
+    ),
     Index(None, "tenant", "session_id", "position"),
 )
 

@@ -482,6 +482,8 @@ _TOOL_MEMBERS: Final = (
     "retry",
     "on_unknown",
     "gate",
+    "expires_in_s",
+    "on_expiry",
     "when_unhealthy",
     "callback_timeout_s",
     "callback_timeout_max_s",

@@ -225,11 +225,11 @@ class Life:
         self.sent(call_id)
 
     def decide(
-        self, call_id: str, result: str, *, id: str = "dec_1", message: str | None = None
+        self, call_id: str, result: str, *, id: str = "dec_1", message: str | None = None, via: str = "api"
     ) -> list[p.Effect]:
         """Somebody decided through the service."""
         status = "sending"
-        decision = Decision(result, status, "ana", "api", None, message, id)  # type: ignore[arg-type]
+        decision = Decision(result, status, "ana", via, None, message, id)  # type: ignore[arg-type]
         return self.notice(p.Decided(call_id, decision))
 
     def at(self, now: float) -> list[p.Effect]:

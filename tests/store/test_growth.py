@@ -81,6 +81,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "recall calls": lambda c, n: runs.recall(c, LEASE, ["c1", f"c{n}"]),
     "read decisions": lambda c, n: runs.decided(c, LEASE),
     "read wishes": lambda c, n: runs.wishes(c, "r1"),
+    "read expiries": lambda c, n: decisions.due(c, "r1", 200),
     "read orphans": lambda c, n: runs.orphans(c, LEASE, ["open1"]),
     "renew": lambda c, n: renew(c, "r1"),
     "claim": lambda c, n: claim(c, "r2", 50),
