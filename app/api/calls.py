@@ -37,6 +37,14 @@ from app.store.paging import Page
 router = APIRouter(tags=["calls"], route_class=PolledRoute)
 
 
+class ApprovalView(BaseModel):
+    """One of several keys that must allow the call."""
+
+    by: str
+    via: str
+    at: datetime
+
+
 class GateView(BaseModel):
     """Who holds the call, or held it."""
 
@@ -46,6 +54,11 @@ class GateView(BaseModel):
     expires_at: datetime | None = Field(description="When a decision comes too late, if on_expiry is `deny`.")
     on_expiry: Literal["deny", "keep"] | None = Field(description="What happens then.")
     is_overdue: bool = Field(description="Whether that moment has passed and the call is held.")
+    approvers: list[str] | None = Field(
+        description="While it is held: the ids and names of the keys that may decide; null: all."
+    )
+    approvals_required: int = Field(description="While it is held: how many different keys must allow it.")
+    approvals: list[ApprovalView] = Field(description="Those that alone did not suffice.")
 
 
 class DecisionView(BaseModel):
@@ -185,6 +198,9 @@ def gate_object(gate: calls.Gate) -> dict[str, Any]:
         "expires_at": gate.expires_at,
         "on_expiry": gate.on_expiry,
         "is_overdue": gate.is_overdue,
+        "approvers": gate.rules.approvers,
+        "approvals_required": gate.rules.approvals_required,
+        "approvals": [{"by": one.by, "via": one.via, "at": one.at} for one in gate.approvals],
     }
 
 

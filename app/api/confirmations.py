@@ -27,7 +27,7 @@ from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, not_found
 from app.core.calls import END_STATES
 from app.store import attachments, calls, decisions
 from app.store.calls import CallView
-from app.store.decisions import DENY_MESSAGE_CHARS_MAX, SHOWN_MS_MAX, Recorded, Refused
+from app.store.decisions import DENY_MESSAGE_CHARS_MAX, SHOWN_MS_MAX, Approved, Recorded, Refused
 from app.store.wakeups import Signal, session_key
 
 LOOK_LIMIT_S: Final = 2.0
@@ -81,12 +81,21 @@ class ConfirmBody(BaseModel):
         return self
 
 
+class HalfApproved(CallObject):
+    """A call that is held until another key allows it too; `gate.approvals` shows who did."""
+
+    code: Literal["second_approval_needed"]
+
+
 @router.post(
     "/sessions/{session_id}/confirm",
     response_model=CallObject,
     summary="Allow or deny a held call",
     responses={
-        202: {"model": CallObject, "description": "Decided; upstream has not accepted it yet"},
+        202: {
+            "model": CallObject | HalfApproved,
+            "description": "Decided, and upstream has not accepted it yet; or approved, and another must too",
+        },
         **documented(
             "session_not_found",
             "call_not_found",
@@ -96,6 +105,7 @@ class ConfirmBody(BaseModel):
             "call_over",
             "not_awaiting_confirmation",
             "expired",
+            "not_an_approver",
             "input_changed",
             "refused_by_upstream",
             "invalid_request",
@@ -113,6 +123,8 @@ async def confirm(session_id: SessionId, body: ConfirmBody, bridge: Given, calle
         done = await _decide(bridge, caller, session_id, body, signal)
         if isinstance(done, Refused):
             raise await _refused(bridge, caller.tenant, session_id, done)
+        if isinstance(done, Approved):
+            return await _half_approved(bridge, caller.tenant, session_id, body.tool_use_id)
         return await _outcome(bridge, caller.tenant, session_id, body, done, signal)
 
 
@@ -156,7 +168,7 @@ async def list_session_confirmations(
 
 async def _decide(
     bridge: Bridge, caller: Caller, session_id: str, body: ConfirmBody, signal: Signal
-) -> Recorded | Refused:
+) -> Recorded | Approved | Refused:
     """Record the decision; a call that is not stored is looked for in history first."""
     deadline = _now() + LOOK_LIMIT_S
     is_wanted = False
@@ -205,6 +217,13 @@ async def _outcome(
         await _changed(signal, deadline)
 
 
+async def _half_approved(bridge: Bridge, tenant: str, session_id: str, call_id: str) -> Response:
+    async with bridge.engine.connect() as connection:
+        call = await calls.get(connection, tenant, session_id, call_id)
+    assert call is not None, "calls are never deleted while their session is attached"
+    return json_response(call_object(call) | {"code": "second_approval_needed"}, status=202)
+
+
 async def _changed(signal: Signal, deadline: float) -> None:
     await signal.wait(max(0.0, min(POLL_S, deadline - _now())))
     signal.take()
@@ -222,6 +241,8 @@ _REFUSALS: Final = {
     "already_decided": "Somebody decided otherwise before, as `decision` shows; the first decision counts.",
     "call_over": "The call is over, in the state that `state` names; there is nothing left to decide.",
     "expired": "Nobody decided in time, so the call is denied; `gate` and `decision` say when.",
+    "not_an_approver": "The tool names in `approvers` who may decide on its calls, and this key is not among"
+    " them; use one that is.",
     "not_awaiting_confirmation": "The call does not wait for a person; its `state` says where it is.",
 }
 
@@ -252,7 +273,7 @@ def _refusal(refused: Refused) -> Problem:
     members: dict[str, Any] = {}
     if refused.call is not None:
         members["state"] = refused.call.state
-        if refused.code == "expired" and refused.call.gate is not None:
+        if refused.code in ("expired", "not_an_approver") and refused.call.gate is not None:
             members["gate"] = gate_object(refused.call.gate)
         if refused.call.decision is not None:
             members["decision"] = decision_object(refused.call.decision)

@@ -27,6 +27,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "invalid_json": (400, "The body is not JSON"),
     "unauthenticated": (401, "A valid key is required"),
     "forbidden": (403, "The key may not do this"),
+    "not_an_approver": (403, "The key may not decide on this tool's calls"),
     "not_found": (404, "There is no such address"),
     "session_not_found": (404, "The session is not attached"),
     "tool_not_found": (404, "There is no such tool"),

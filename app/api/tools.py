@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from app.api.access import Authenticated, GuardedRoute, requires
 from app.api.bridge import Given
+from app.api.keys import NAME_CHARS_MAX
 from app.api.lists import (
     LIMIT_DEFAULT,
     TOOL_NAME_CHARS_MAX,
@@ -22,6 +23,7 @@ from app.api.lists import (
     ToolName,
     decode_cursor,
     encode_cursor,
+    printable,
 )
 from app.api.problems import Problem, documented, invalid, not_found
 from app.core.headers import HEADER_CHARS_MAX, HEADERS_MAX, is_refused_webhook, is_well_formed
@@ -39,11 +41,7 @@ FIELD_CHARS_MAX: Final = 200
 DESCRIPTION_CHARS_MAX: Final = 10_000
 DAY_S: Final = 86_400
 OVERLAP_S_MAX: Final = 7 * DAY_S
-# Nothing enforces these yet: taking them would promise a gate that is not there.
-_NOT_YET: Final = {
-    "approvers": None,
-    "approvals_required": 1,
-}
+APPROVERS_MAX: Final = 100
 
 _INPUT_SCHEMA: Final = (
     "A JSON Schema 2020-12, or `agent` for the one with which the session's agent declares the tool. A call"
@@ -64,6 +62,9 @@ router = APIRouter(tags=["tools"], route_class=GuardedRoute)
 Seconds = Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)]
 
 
+Approver = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX), printable]
+
+
 class ToolPolicy(BaseModel):
     """How calls of a tool are delivered, gated and read."""
 
@@ -74,8 +75,12 @@ class ToolPolicy(BaseModel):
     retry: Retry = Field("connect_only", description="What may be delivered again; see the webhook guide.")
     on_unknown: Literal["answer", "ask"] = Field("answer", description="When nobody knows whether it ran.")
     gate: Literal["upstream", "ask"] = Field("upstream", description="`ask` holds every call for a person.")
-    approvers: list[str] | None = None
-    approvals_required: int = Field(1, ge=1, le=10)
+    approvers: Annotated[list[Approver], Field(max_length=APPROVERS_MAX)] | None = Field(
+        None, description="Ids or names of the keys that may decide on calls of this name; null: all."
+    )
+    approvals_required: int = Field(
+        1, ge=1, le=2, description="With 2 an allow takes two different keys; a deny always takes one."
+    )
     expires_in_s: int | None = Field(
         None, ge=1, le=30 * DAY_S, description="How long a call of this name is held; null: for ever."
     )
@@ -120,6 +125,8 @@ class ToolBody(ToolPolicy):
     def _agrees(self) -> ToolBody:
         if self.attempt_timeout_s is not None and self.attempt_timeout_s > self.timeout_s:
             raise ValueError("attempt_timeout_s must be at most timeout_s")
+        if self.approvers is not None and len(set(self.approvers)) < self.approvals_required:
+            raise ValueError("approvers must name as many keys as approvals_required says, or be null")
         if self.callback_timeout_max_s < self.callback_timeout_s:
             raise ValueError("callback_timeout_max_s must be at least callback_timeout_s")
         return self
@@ -233,14 +240,11 @@ def checked_headers(headers: dict[str, str], is_refused: Any) -> dict[str, str]:
     responses={
         200: {"model": ToolView, "description": "The tool was there; its signing secret stays"},
         201: {"model": NewToolView, "description": "The tool is new"},
-        **documented("invalid_request", "not_supported", "too_many_tools"),
+        **documented("invalid_request", "too_many_tools"),
     },
     **requires("tools"),
 )
 async def put_tool(name: ToolName, body: ToolBody, bridge: Given, caller: Authenticated) -> Response:
-    for member, default in _NOT_YET.items():
-        if getattr(body, member) != default:
-            raise Problem("not_supported", f"This version does not enforce `{member}`; leave it out.")
     if (sentence := bridge.check_url(body.url)) is not None:
         raise invalid("url", sentence)
     if isinstance(body.input_schema, dict):

@@ -111,7 +111,8 @@ class Router:
 
     def _hold(self, call: Call, gate: Gate | None) -> None:
         """Put a call before a person, for as long as the registration of its name allows."""
-        tool = gating(self.tools, call.kind, call.tool)
+        name = gating(self.tools, call.kind, call.tool)
+        tool = None if name is None else self.tools.get(name)
         if gate is not None and tool is not None:
             gate = replace(gate, expires_in_s=tool.expires_in_s, on_expiry=tool.on_expiry)
         self._ledger.save(replace(call, gate=gate), "held")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -67,7 +67,7 @@ class Tool:
         return tuple(one.key for one in self.secrets if one.expires_at is None or now < one.expires_at)
 
 
-def registration_of(tools: Mapping[str, Tool], kind: Kind, name: str) -> str | None:
+def registration_of(tools: Container[str], kind: Kind, name: str) -> str | None:
     """The name of the registration that calls of a name belong to, whether or not there is one.
 
     A name's own registration wins, also one that is disabled or cannot be read. Of the others, custom calls
@@ -78,15 +78,14 @@ def registration_of(tools: Mapping[str, Tool], kind: Kind, name: str) -> str | N
     return CATCH_ALL if kind == "custom" and name not in tools else name
 
 
-def gating(tools: Mapping[str, Tool], kind: Kind, name: str) -> Tool | None:
-    """The registration that rules a call of this name while it is held, whoever runs it; None if none does.
+def gating(tools: Container[str], kind: Kind, name: str) -> str | None:
+    """The name of the registration that rules calls while they are held, whether or not there is one.
 
     It is the one that the call belongs to. An MCP call too goes by one of its own name: that can only make it
     harder to allow.
     """
     is_mcp = kind == "mcp" and name != CATCH_ALL
-    registration = name if is_mcp else registration_of(tools, kind, name)
-    return None if registration is None else tools.get(registration)
+    return name if is_mcp else registration_of(tools, kind, name)
 
 
 def is_admitted(allowed: Collection[str] | None, registration: str, name: str) -> bool:

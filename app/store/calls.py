@@ -8,9 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, func, lateral, not_, select, true
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.selectable import LateralFromClause
 
 from app.store import tables
+from app.store.approvals import NO_RULES, Rules, rules_of
 from app.store.attachments import NOT_ATTACHED
 from app.store.paging import Page, bounded_rows
 
@@ -19,8 +22,18 @@ _decisions = tables.decisions
 
 
 @dataclass(frozen=True, slots=True)
+class Approval:
+    """Somebody's allow that alone does not suffice."""
+
+    id: str
+    by: str
+    via: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
-    """Who holds or held the call."""
+    """Who holds or held the call. `rules` are those of its tool while it is held."""
 
     by: str
     permission: str | None
@@ -28,6 +41,8 @@ class Gate:
     expires_at: datetime | None
     on_expiry: str | None
     is_overdue: bool
+    rules: Rules
+    approvals: tuple[Approval, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +88,7 @@ async def get(connection: AsyncConnection, tenant: str, session_id: str, call_id
     query = _shown().where(
         _calls.c.tenant == tenant, _calls.c.session_id == session_id, _calls.c.id == call_id
     )
-    row = (await connection.execute(query)).one_or_none()
-    return None if row is None else _call(row)
+    return next(iter(await _views(connection, tenant, (await connection.execute(query)).all())), None)
 
 
 async def page(
@@ -92,7 +106,7 @@ async def page(
     )
     if state is not None:
         query = query.where(_calls.c.state == state)
-    return await _page(connection, query, limit)
+    return await _page(connection, tenant, query, limit)
 
 
 async def waiting(
@@ -125,13 +139,20 @@ async def waiting(
     )
     if session_id is not None:
         query = query.where(_calls.c.session_id == session_id)
-    return await _page(connection, query, limit)
+    return await _page(connection, tenant, query, limit)
 
 
-async def _page(connection: AsyncConnection, query: Select[Any], limit: int) -> Page[CallView]:
+async def _page(connection: AsyncConnection, tenant: str, query: Select[Any], limit: int) -> Page[CallView]:
     size = func.octet_length(_calls.c.input) + func.coalesce(func.octet_length(_calls.c.result), 0)
     rows = await bounded_rows(connection, query, order_by=_calls.c.position, size=size, limit=limit)
-    return Page([_call(row) for row in rows.items], rows.has_more)
+    return Page(await _views(connection, tenant, rows.items), rows.has_more)
+
+
+async def _views(connection: AsyncConnection, tenant: str, rows: Sequence[Row[Any]]) -> list[CallView]:
+    """Return calls with the rules of those that are held."""
+    held = [(row.kind, row.tool) if row.state == "held" else None for row in rows]
+    rules = await rules_of(connection, tenant, {one for one in held if one is not None})
+    return [_call(row, NO_RULES if one is None else rules[one]) for row, one in zip(rows, held, strict=True)]
 
 
 def _of_call() -> Sequence[ColumnElement[bool]]:
@@ -155,7 +176,7 @@ def _shown() -> Select[Any]:
             _decisions.c.deny_message,
             _decisions.c.refusal,
         )
-        .where(and_(*_of_call()), _decisions.c.status != "spent")
+        .where(and_(*_of_call()), _decisions.c.status.not_in(("spent", "approved")))
         .order_by((_decisions.c.status == "refused").asc(), _decisions.c.decided_at.desc())
         .limit(1)
         .correlate(_calls)
@@ -168,15 +189,31 @@ def _shown() -> Select[Any]:
     awaits = and_(_calls.c.state == "dispatched", promise.correlate(_calls).exists())
     is_overdue = and_(_calls.c.state == "held", _calls.c.gate_expires_at <= func.now())
     columns = (awaits.label("awaits_callback"), is_overdue.label("is_overdue"))
-    return select(_calls, shown, *columns).select_from(_calls.outerjoin(shown, true()))
+    given = _approvals()
+    both = _calls.outerjoin(shown, true()).outerjoin(given, true())
+    return select(_calls, shown, given, *columns).select_from(both)
 
 
-def _call(row: Row[Any]) -> CallView:
+def _approvals() -> LateralFromClause:
+    """The approvals of calls that are gated, oldest first."""
+    names = {"id": "approval_ids", "decided_by": "approved_by", "via": "approved_via"}
+    names |= {"decided_at": "approved_at"}
+    arrays = [
+        func.array_agg(aggregate_order_by(_decisions.c[name], _decisions.c.decided_at)).label(label)
+        for name, label in names.items()
+    ]
+    is_given = and_(_calls.c.gate_by.is_not(None), *_of_call(), _decisions.c.status == "approved")
+    return lateral(select(*arrays).where(is_given).correlate(_calls))
+
+
+def _call(row: Row[Any], rules: Rules) -> CallView:
     gate = decision = None
     if row.gate_by is not None:
         gate = Gate(
             row.gate_by, row.permission, row.gate_reason,
-            row.gate_expires_at, row.gate_on_expiry, bool(row.is_overdue),
+            row.gate_expires_at, row.gate_on_expiry, bool(row.is_overdue), rules,
+            tuple(map(Approval, row.approval_ids or (), row.approved_by or (), row.approved_via or (),
+                      row.approved_at or ())),
         )  # fmt: skip
     if row.decision_id is not None:
         decision = Decision(

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core.calls import END_STATES, digest
 from app.core.notifications import decision_data
 from app.store import attachments, audit, calls, outbox, tables
+from app.store.approvals import entitled
 from app.store.audit import Entry, Kind
 from app.store.calls import CallView
 from app.store.wakeups import notify, session_key, wish_key
@@ -48,6 +49,7 @@ RefusalCode = Literal[
     "call_over",
     "not_awaiting_confirmation",
     "expired",
+    "not_an_approver",
 ]
 
 
@@ -67,6 +69,14 @@ class Recorded:
     is_new: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """One approval of several is recorded, or was by the same key before; the call waits for another."""
+
+    decision_id: str
+    is_new: bool
+
+
 async def decide(
     connection: AsyncConnection,
     tenant: str,
@@ -79,7 +89,7 @@ async def decide(
     via: str,
     input_digest: str | None = None,
     shown_ms: int | None = None,
-) -> Recorded | Refused:
+) -> Recorded | Approved | Refused:
     """Record a decision on a held call, unless one stands already; the attempt goes into the audit.
 
     `deny_message` goes with a deny; when it is blank the default sentence is stored. `input_digest` is that
@@ -90,7 +100,7 @@ async def decide(
         connection, tenant, session_id, call_id,
         result=result, deny_message=deny_message, by=by, via=via, input_digest=input_digest,
     )  # fmt: skip
-    if isinstance(done, Recorded) or done.code not in _UNAUDITED:
+    if not isinstance(done, Refused) or done.code not in _UNAUDITED:
         kind, decision_id, detail = _audited(done)
         attempt = Entry(
             tenant, kind, by, via, session_id, call_id,
@@ -100,10 +110,12 @@ async def decide(
     return done
 
 
-def _audited(done: Recorded | Refused) -> tuple[Kind, str | None, str | None]:
+def _audited(done: Recorded | Approved | Refused) -> tuple[Kind, str | None, str | None]:
     """What the audit says of an attempt: its kind, the decision that counts, and a code."""
     if isinstance(done, Recorded):
         return ("decision.recorded" if done.is_new else "decision.repeated"), done.decision_id, None
+    if isinstance(done, Approved):
+        return ("decision.approved" if done.is_new else "decision.repeated"), done.decision_id, None
     standing = done.call.decision.id if done.call is not None and done.call.decision is not None else None
     if done.code == "already_decided":
         return "decision.contrary", standing, None
@@ -121,7 +133,7 @@ async def _record(
     by: str,
     via: str,
     input_digest: str | None,
-) -> Recorded | Refused:
+) -> Recorded | Approved | Refused:
     attachment = await attachments.lock(connection, tenant, session_id)
     if attachment is None:
         return Refused("session_not_found")
@@ -145,8 +157,29 @@ async def _record(
         return Refused("not_awaiting_confirmation", call)
     if _is_expired(call):
         return Refused("expired", call)
+    assert call.gate is not None, "a held call has a gate"
+    earlier = {approval.by: approval.id for approval in call.gate.approvals}
+    rules = call.gate.rules
+    may_decide, others = await entitled(connection, tenant, rules, by, list(earlier))
+    if not may_decide:
+        return Refused("not_an_approver", call)
+    if result == "allow" and len(others) + 1 < rules.approvals_required:
+        if by in earlier:
+            return Approved(earlier[by], is_new=False)
+        return Approved(await _approve(connection, tenant, call, by, via), is_new=True)
     message = (deny_message or DEFAULT_DENY_MESSAGE) if result == "deny" else None
     return Recorded(await _insert(connection, tenant, call, result, by, via, message), is_new=True)
+
+
+async def _approve(connection: AsyncConnection, tenant: str, call: CallView, by: str, via: str) -> str:
+    """Record an allow that waits for another one, for whoever looks at the call."""
+    approval_id = "dec_" + secrets.token_hex(12)
+    row = {"session_id": call.session_id, "call_id": call.id, "result": "allow", "status": "approved"}
+    await connection.execute(
+        insert(tables.decisions).values(tenant=tenant, id=approval_id, decided_by=by, via=via, **row)
+    )
+    await notify(connection, [session_key(tenant, call.session_id)])
+    return approval_id
 
 
 async def due(connection: AsyncConnection, replica_id: str, limit: int) -> list[tuple[str, str, str]]:

@@ -160,7 +160,7 @@ RULE: Final = Bulk.of(
 SPEND: Final = Bulk.of(
     f"""
     update decisions d set status = 'spent' from {{rows}}
-    where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status = 'accepted'
+    where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status in ('accepted', 'approved')
     {_CHANGED}
     """,
     **_ONE_CALL,
@@ -182,7 +182,7 @@ CLOSE_QUESTIONS: Final = Bulk.of(
     update decisions d set status = 'refused', refusal = 'The call had moved on before this was read.'
     from {{rows}}
     where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.id <> w.kept
-        and d.status in ('sending', 'accepted')
+        and (d.status in ('sending', 'accepted') or d.status = 'approved' and w.kept = '')
     {_CHANGED}
     """,
     **_ONE_CALL,

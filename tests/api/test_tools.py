@@ -141,6 +141,12 @@ async def test_a_name_that_no_tool_can_have_is_not_found(service: Service, name:
         {"result_chars_max": 10**30},
         {"callback_timeout_s": -1},
         {"callback_timeout_s": 100, "callback_timeout_max_s": 10},
+        {"approvers": []},
+        {"approvers": ["ana"], "approvals_required": 2},
+        {"approvers": ["a\nb"]},
+        {"approvals_required": 3},
+        {"expires_in_s": 0},
+        {"on_expiry": "allow"},
         {"description": "a\0b"},
         {"url": "http://tools.example"},
         {"url": "https://tools.example/\0"},
@@ -177,11 +183,6 @@ async def test_a_url_is_refused_just_where_its_text_alone_would_stop_a_delivery(
             else:
                 assert problem(answer) == (422, "invalid_request"), case
                 assert [each["field"] for each in answer.json()["errors"]] == ["url"], case
-
-
-@pytest.mark.parametrize("body", [{"approvers": ["a"]}, {"approvals_required": 2}])
-async def test_a_gate_that_nothing_enforces_is_refused(service: Service, body: dict[str, Any]) -> None:
-    assert problem(await put(service, **body)) == (422, "not_supported")
 
 
 async def test_tools_are_listed_by_name_and_by_pages(service: Service) -> None:

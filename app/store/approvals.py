@@ -1,0 +1,68 @@
+"""Who may decide on the calls of a tool, and how many of them it takes to allow one.
+
+Both are members of the tool's registration, as it is when somebody decides. A key is named by its id or by
+its name; it is one identity, whichever way it came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.core.events import Kind
+from app.core.tools import CATCH_ALL, gating
+from app.store import tables
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What a registration says; None lets every key with the scope decide."""
+
+    approvers: tuple[str, ...] | None = None
+    approvals_required: int = 1
+
+
+NO_RULES: Final = Rules()
+
+
+async def rules_of(
+    connection: AsyncConnection, tenant: str, calls: Collection[tuple[Kind, str]]
+) -> dict[tuple[Kind, str], Rules]:
+    """Return the rules for calls of these kinds and tools; without a registration there are none."""
+    if not calls:
+        return {}
+    tools = tables.tools
+    query = select(tools.c.name, tools.c.policy).where(
+        tools.c.tenant == tenant, tools.c.name.in_({CATCH_ALL, *(name for _, name in calls)})
+    )
+    policies = {row.name: row.policy for row in await connection.execute(query)}
+    found = {}
+    for kind, name in calls:
+        policy = policies.get(gating(policies, kind, name) or "")
+        found[kind, name] = NO_RULES if policy is None else msgspec.json.decode(policy, type=Rules)
+    return found
+
+
+async def entitled(
+    connection: AsyncConnection, tenant: str, rules: Rules, by: str, others: Sequence[str]
+) -> tuple[bool, set[str]]:
+    """Say whether `by` may decide, and which of the `others`, who did so earlier, still may.
+
+    Those whose key was revoked, or is not named any more, do not count.
+    """
+    keys = tables.keys
+    query = select(keys.c.id, keys.c.name, keys.c.revoked_at).where(
+        keys.c.tenant == tenant, keys.c.id.in_([by, *others])
+    )
+    known = {row.id: row for row in await connection.execute(query)}
+
+    def is_named(one: str) -> bool:
+        if rules.approvers is None or one in rules.approvers:
+            return True
+        return one in known and known[one].name in rules.approvers
+
+    revoked = {one for one, row in known.items() if row.revoked_at is not None}
+    return is_named(by), {one for one in others if one != by and one not in revoked and is_named(one)}
