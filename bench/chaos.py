@@ -490,6 +490,10 @@ async def _run_in(folder: Path, name: str, options: Options) -> dict[str, Any]:
         stage.note_fallen()
         rows = await stage.database.ask("select id, session_id, tool, state, result from calls")
         findings = judge(agents.sessions, tools, people, rows)
+        for chain in await stage.database.audited():
+            findings.counts["audit_rows"] += chain.rows
+            if chain.fault is not None:
+                findings.accuse("audit_broken", f"{chain.tenant}: {chain.fault}")
         for sentence in [*run.broken, *stage.fallen]:
             findings.accuse("broken", sentence)
         if settled_s is None:

@@ -26,6 +26,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 import aiohttp
 import asyncpg
 
+from app.store import audit
+from app.store.audit import Verified
 from app.store.database import create_engine
 from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
@@ -66,6 +68,16 @@ class Database:
         engine = create_engine(self.url, connections_max=2)
         try:
             await migrate(engine)
+        finally:
+            await engine.dispose()
+
+    async def audited(self) -> list[Verified]:
+        """Walk the audit chains."""
+        engine = create_engine(self.url, connections_max=2)
+        try:
+            async with engine.connect() as connection:
+                await connection.execution_options(isolation_level="REPEATABLE READ")
+                return [await audit.verify(connection, one) for one in await audit.tenants(connection)]
         finally:
             await engine.dispose()
 

@@ -63,9 +63,11 @@ class Ends(Reading):
                         yield f"{call.id} is answered_elsewhere, and nobody answered"
                     elif ours and call.result is not None and same(ours[0].event, call):
                         yield f"{call.id} is answered_elsewhere by our own result"
-                case "denied":
+                case "denied" | "expired":
                     if not denies and use.get("evaluated_permission") != "deny":
-                        yield f"{call.id} is denied, and nobody denied it"
+                        yield f"{call.id} is {call.state}, and nobody denied it"
+                    elif call.state == "expired" and not any(e.is_expiry for e in self.decided[call.id]):
+                        yield f"{call.id} is expired, and its time was not over"
                 case "interrupted":
                     if not interrupted:
                         yield f"{call.id} is interrupted, and nobody interrupted"

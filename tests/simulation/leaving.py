@@ -57,7 +57,7 @@ class Leaving(Reading):
                     if (
                         call.decision is not None
                         and call.decision.result == "deny"
-                        and call.state == "denied"
+                        and call.state in ("denied", "expired")
                     ):
                         denied.setdefault(call.id, entry.at)
                 for key in entry.started:

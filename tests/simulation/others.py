@@ -58,7 +58,9 @@ class Others:
             return
         self._decisions += 1
         result = "allow" if self._random.random() < 0.7 else "deny"
-        if self._store.decide(f"dec_{self._decisions}", call_id, result):
+        # Every other deny is one that nobody gave: the call's time was over.
+        via = "expiry" if result == "deny" and self._decisions % 2 else "api"
+        if self._store.decide(f"dec_{self._decisions}", call_id, result, via):
             self._world.hint()
 
     # ---- other clients of the same session

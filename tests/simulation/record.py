@@ -127,13 +127,14 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
-    """A person decided on a held call, and the store took it. `reason` is that of the gate."""
+    """A person decided on a held call, or its time was over. `reason` is that of the gate."""
 
     at: float
     id: str
     call_id: str
     result: str
     reason: str
+    is_expiry: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,7 +393,7 @@ class Store:
 
     # ---- what people and operators wish
 
-    def decide(self, id_: str, call_id: str, result: str) -> bool:
+    def decide(self, id_: str, call_id: str, result: str, via: str = "api") -> bool:
         """Record a decision on a held call; return whether it stands."""
         a, call = self.attachment, self.calls.get(call_id)
         if a.status in NOT_ATTACHED or call is None or call.state != "held" or call.gate is None:
@@ -402,10 +402,10 @@ class Store:
             return False
         status = "sending" if call.gate.by == "upstream" else "accepted"
         message = "Declined by a reviewer." if result == "deny" else None
-        decision = Decision(result, status, "ana", "api", self.now, message, id_)  # type: ignore[arg-type]
+        decision = Decision(result, status, "ana", via, self.now, message, id_)  # type: ignore[arg-type]
         self.decisions.append(DecisionRow(id_, call_id, decision, status))
         a.wish += 1
-        self._record.add(DecisionMade(self.now, id_, call_id, result, call.gate.reason))
+        self._record.add(DecisionMade(self.now, id_, call_id, result, call.gate.reason, via == "expiry"))
         return True
 
     def want(self, call_id: str) -> None:
