@@ -67,6 +67,7 @@ class Recorded:
 
     decision_id: str
     is_new: bool
+    call: CallView
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Approved:
 
     decision_id: str
     is_new: bool
+    call: CallView
 
 
 async def decide(
@@ -104,6 +106,8 @@ async def decide(
         kind, decision_id, detail = _audited(done)
         attempt = Entry(
             tenant, kind, by, via, session_id, call_id,
+            subject=None if done.call is None else done.call.tool,
+            input_digest=None if done.call is None else digest(done.call.input.encode()),
             decision_id=decision_id, result=result, detail=detail, shown_ms=shown_ms,
         )  # fmt: skip
         await audit.append(connection, [attempt])
@@ -149,7 +153,7 @@ async def _record(
         if call.decision.via == EXPIRY:
             return Refused("expired", call)
         if call.decision.result == result:
-            return Recorded(call.decision.id, is_new=False)
+            return Recorded(call.decision.id, is_new=False, call=call)
         return Refused("already_decided", call)
     if call.state in END_STATES:
         return Refused("call_over", call)
@@ -165,10 +169,11 @@ async def _record(
         return Refused("not_an_approver", call)
     if result == "allow" and len(others) + 1 < rules.approvals_required:
         if by in earlier:
-            return Approved(earlier[by], is_new=False)
-        return Approved(await _approve(connection, tenant, call, by, via), is_new=True)
+            return Approved(earlier[by], is_new=False, call=call)
+        return Approved(await _approve(connection, tenant, call, by, via), is_new=True, call=call)
     message = (deny_message or DEFAULT_DENY_MESSAGE) if result == "deny" else None
-    return Recorded(await _insert(connection, tenant, call, result, by, via, message), is_new=True)
+    decision_id = await _insert(connection, tenant, call, result, by, via, message)
+    return Recorded(decision_id, is_new=True, call=call)
 
 
 async def _approve(connection: AsyncConnection, tenant: str, call: CallView, by: str, via: str) -> str:
@@ -203,8 +208,8 @@ async def expire(connection: AsyncConnection, tenant: str, session_id: str, call
         return False
     decision_id = await _insert(connection, tenant, call, "deny", EXPIRY, EXPIRY, EXPIRY_MESSAGE)
     entry = Entry(
-        tenant, "decision.expired", EXPIRY, EXPIRY, session_id, call_id,
-        decision_id=decision_id, result="deny",
+        tenant, "decision.expired", EXPIRY, EXPIRY, session_id, call_id, call.tool,
+        digest(call.input.encode()), decision_id=decision_id, result="deny",
     )  # fmt: skip
     await audit.append(connection, [entry])
     return True

@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.core.calls import Decision, Gate, digest
 from app.core.protocol import RefuseDecision
-from app.store import audit, decisions
+from app.store import audit, decisions, tools
 from app.store.audit import FIRST, Entry, Verified
 from app.store.batches import Batch, write
 from tests.store.batches import MINE, a_call, held_by_r1
-from tests.store.rows import add_attachment, add_call
+from tests.store.rows import SECRETS, add_attachment, add_call
 
 pytestmark = pytest.mark.anyio
 
@@ -262,3 +262,15 @@ async def test_a_decision_that_released_a_lost_delivery_is_spent(engine: AsyncEn
     assert await saved(engine, Batch(MINE, calls=[asks], reopened=["tu1"])) == [
         ("decision.spent", "key_1", "allow", None)
     ]
+
+
+async def test_a_tool_that_the_service_disables_is_a_row(engine: AsyncEngine) -> None:
+    policy = {"enabled": True}
+    async with engine.begin() as connection:
+        given = {"url": "https://tool.example", "description": None, "policy": policy, "headers": {}}
+        await tools.put(connection, SECRETS, "default", "lookup", **given)
+        tool = await tools.load(connection, SECRETS, "default", "lookup")
+        assert tool is not None
+        assert await tools.disable_gone(connection, "default", tool)
+    (row,) = [row.entry for row in await rows(engine)]
+    assert (row.kind, row.actor, row.subject, row.detail) == ("tool.changed", "service", "lookup", "gone")

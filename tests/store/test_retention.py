@@ -9,8 +9,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.core.calls import STATES
-from app.store import attachments, tool_tests
+from app.store import attachments, audit, tool_tests
 from app.store.attachments import Accepted, Settings
+from app.store.audit import Entry
 from app.store.batches import Batch, write
 from app.store.leases import Lease, claim, renew
 from app.store.messages import finals
@@ -50,6 +51,17 @@ async def test_test_calls_of_tools_go_with_the_age_of_deliveries(engine: AsyncEn
         )
     assert 1 == (await prune(engine, sessions_days=0, deliveries_days=30)).tool_tests
     assert ["young"] == await column(engine, "tool_tests", "tool")
+
+
+async def test_the_audit_of_what_goes_stays(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        await add_session(connection, status="ended", end_reason="terminated")
+        entry = Entry("default", "decision.recorded", "key_1", "api", "sesn_1", "tu1")
+        await audit.append(connection, [entry])
+    await age(engine, 4000)
+    assert 1 == (await prune(engine, **AGES)).attachments
+    async with engine.connect() as connection:
+        assert (await audit.verify(connection, "default")).rows == 1
 
 
 async def test_a_detached_session_goes_as_an_ended_one(engine: AsyncEngine) -> None:
