@@ -20,7 +20,7 @@ from app.api.lists import (
     position_after,
     printable,
 )
-from app.api.problems import documented
+from app.api.problems import documented, invalid
 from app.store import audit
 from app.store.audit import Chained, Kind
 
@@ -62,10 +62,14 @@ async def list_audit(
         str | None, Query(pattern="^[A-Za-z0-9_-]{1,128}$", description="Only this session's.")
     ] = None,
     call: Annotated[
-        str | None, Query(min_length=1, max_length=ID_CHARS_MAX, description="Only this call's."), printable
+        str | None,
+        Query(min_length=1, max_length=ID_CHARS_MAX, description="Only this call's; with session."),
+        printable,
     ] = None,
     newest_first: Annotated[bool, Query(description="Turn the order round.")] = False,
 ) -> ListOf[AuditRow]:
+    if call is not None and session is None:
+        raise invalid("call", "goes with session, of which it is a call")
     after = position_after(cursor) or None
     async with bridge.engine.connect() as connection:
         found = await audit.page(

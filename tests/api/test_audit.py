@@ -62,7 +62,8 @@ async def test_the_list_goes_by_pages_in_both_orders_and_by_session_and_call(ser
         assert [row["sequence"] for row in page["data"] + rest] == expected
     assert [row["sequence"] for row in await listed(service, session="sesn_2")] == [3]
     assert [row["sequence"] for row in await listed(service, session="sesn_1", call="tu1")] == [1, 2]
-    assert await listed(service, call="nope") == []
+    assert await listed(service, session="sesn_1", call="nope") == []
+    assert problem(await service.http.get("/audit?call=tu1")) == (422, "invalid_request")
 
 
 async def test_only_admins_of_the_tenant_read_it(service: Service) -> None:
