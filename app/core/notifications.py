@@ -13,6 +13,7 @@ from urllib.parse import quote
 Event = Literal[
     "confirmation.requested",
     "confirmation.decided",
+    "confirmation.expired",
     "call.failed",
     "call.outcome_unknown",
     "call.unowned",
@@ -62,7 +63,7 @@ def call_data(
 
 
 def decision_data(decision_id: str, result: str, status: str, by: str, via: str) -> dict[str, Any]:
-    """What `confirmation.decided` says of the decision; its message is for the agent."""
+    """What `confirmation.decided` and `.expired` say of the decision; its message is for the agent."""
     return {"decision": {"id": decision_id, "result": result, "status": status, "by": by, "via": via}}
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import insert, literal_column, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.calls import END_STATES, digest
-from app.core.notifications import decision_data
+from app.core.notifications import Event, decision_data
 from app.store import attachments, audit, calls, outbox, tables
 from app.store.approvals import entitled
 from app.store.audit import Entry, Kind
@@ -281,9 +281,10 @@ async def _insert(
         .values(wish=table.c.wish + 1)
         .returning(literal_column(outbox.ASKED.format("attachments")))
     )
-    if "confirmation.decided" in (asked or ()):
+    event: Event = "confirmation.expired" if via == EXPIRY else "confirmation.decided"
+    if event in (asked or ()):
         data = outbox.of_view(call) | decision_data(decision_id, result, status_now, by, via)
-        await outbox.put(connection, tenant, "confirmation.decided", data, since=call.created_at)
+        await outbox.put(connection, tenant, event, data, since=call.created_at)
     await notify(connection, [session_key(tenant, session_id), wish_key(tenant, session_id)])
     return decision_id
 

@@ -8,10 +8,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.core.calls import Gate
-from app.store import audit, calls, decisions
+from app.core.notifications import EVENTS
+from app.store import audit, calls, decisions, subscriptions
 from app.store.batches import Batch, write
 from tests.store.batches import MINE, a_call, column, held_by_r1
-from tests.store.rows import add_attachment, add_call
+from tests.store.rows import SECRETS, add_attachment, add_call
 
 pytestmark = pytest.mark.anyio
 
@@ -166,3 +167,13 @@ async def test_two_replicas_that_let_one_call_expire_record_it_once(engine: Asyn
             return await expire(connection)
 
     assert sorted(await asyncio.gather(*(once() for _ in range(8)))) == [False] * 7 + [True]
+
+
+async def test_a_call_that_expires_is_told_as_that_and_as_nothing_else(engine: AsyncEngine) -> None:
+    await held(engine)
+    async with engine.begin() as connection:
+        given = {"url": "https://hooks.example/", "headers": {}, "enabled": True, "events": EVENTS}
+        await subscriptions.put(connection, SECRETS, "default", "all", **given)
+        assert await expire(connection)
+    rows = await column(engine, "notifications", "array[type, data::json->'decision'->>'via']")
+    assert [["confirmation.expired", "expiry"]] == rows
