@@ -27,6 +27,7 @@ from app.api.bridge import Bridge
 from app.api.document import describe
 from app.api.problems import add_handlers
 from app.api.requests import Requests
+from app.console.console import add_console
 from app.replica import replica
 from app.settings import Settings, secret_keys
 from app.store.database import create_engine
@@ -111,5 +112,6 @@ def create_app(bridge: Bridge) -> FastAPI:
         keys, subscriptions, audit, health,
     ):  # fmt: skip
         app.include_router(module.router)
+    add_console(app)
     describe(app)
     return app

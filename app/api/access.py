@@ -40,6 +40,10 @@ class Caller:
     is_operator: bool = False
 
 
+OPERATOR: Final = Caller(DEFAULT_TENANT, ADMIN, frozenset(SCOPES), is_operator=True)
+"""Who presents BASCULE_ADMIN_KEY."""
+
+
 def requires(scope: Scope) -> dict[str, Any]:
     """Return the arguments of a route of `GuardedRoute` that takes keys with this scope."""
     assert scope in get_args(Scope)
@@ -94,15 +98,21 @@ async def _caller(request: Request) -> Caller:
         raise _unauthenticated(
             "The header authorization holds no key after the word Bearer; is a variable of the shell unset?"
         )
+    if (caller := await caller_of(bridge, text)) is None:
+        raise _unauthenticated(_UNKNOWN + (_WRITTEN if bridge.settings.is_embedded else "."))
+    return caller
+
+
+async def caller_of(bridge: Bridge, text: str) -> Caller | None:
+    """Return whose key this is, None if it is unknown or revoked."""
     admin_key = bridge.settings.admin_key
     if admin_key is not None and _is_same(text, admin_key.get_secret_value()):
-        return Caller(DEFAULT_TENANT, ADMIN, frozenset(SCOPES), is_operator=True)
-    if keys.is_plausible(text):
-        async with bridge.engine.connect() as connection:
-            key = await keys.find(connection, text)
-        if key is not None:
-            return Caller(key.tenant, key.id, frozenset(key.scopes))
-    raise _unauthenticated(_UNKNOWN + (_WRITTEN if bridge.settings.is_embedded else "."))
+        return OPERATOR
+    if not keys.is_plausible(text):
+        return None
+    async with bridge.engine.connect() as connection:
+        key = await keys.find(connection, text)
+    return None if key is None else Caller(key.tenant, key.id, frozenset(key.scopes))
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Response
@@ -42,7 +43,7 @@ _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 router = APIRouter(tags=["confirmations"], route_class=PolledRoute)
 
 
-def _cleaned(value: object) -> object:
+def cleaned(value: object) -> object:
     """Replace what Postgres and UTF-8 cannot carry, so that a pasted text is never a reason to refuse."""
     if not isinstance(value, str):
         return value
@@ -57,7 +58,7 @@ class ConfirmBody(BaseModel):
     tool_use_id: str = Field(min_length=1, max_length=ID_CHARS_MAX, description="The call's id.")
     result: Literal["allow", "deny"]
     deny_message: Annotated[
-        Annotated[str, Field(max_length=DENY_MESSAGE_CHARS_MAX)] | None, BeforeValidator(_cleaned)
+        Annotated[str, Field(max_length=DENY_MESSAGE_CHARS_MAX)] | None, BeforeValidator(cleaned)
     ] = Field(None, description="Told to the agent; blank means a default sentence. Only with `deny`.")
     input_digest: str | None = Field(
         None, pattern="^sha256:[0-9a-f]{64}$", description="Of the input that the person saw."
@@ -233,7 +234,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-_REFUSALS: Final = {
+REFUSALS: Final[Mapping[str, str]] = {
     "session_ended": "Upstream terminated or deleted the session, so its calls wait for nobody any more.",
     "not_attached": "The session is not attached now (`end_reason` says why), so nobody would act on it;"
     " attach it first.",
@@ -277,7 +278,7 @@ def _refusal(refused: Refused) -> Problem:
             members["gate"] = gate_object(refused.call.gate)
         if refused.call.decision is not None:
             members["decision"] = decision_object(refused.call.decision)
-    return Problem(refused.code, _REFUSALS[refused.code], members=members)
+    return Problem(refused.code, REFUSALS[refused.code], members=members)
 
 
 def _after_refusal(call: CallView, result: str, refusal: str | None) -> Response:

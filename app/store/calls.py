@@ -17,6 +17,9 @@ from app.store.approvals import NO_RULES, Rules, rules_of
 from app.store.attachments import NOT_ATTACHED
 from app.store.paging import Page, bounded_rows
 
+Mark = tuple[str, str, datetime]
+"""Session, call, and when it last changed."""
+
 _calls = tables.calls
 _decisions = tables.decisions
 
@@ -80,6 +83,7 @@ class CallView:
     is_error: bool | None
     posted: bool
     detail: str | None
+    processed_at: str | None
     created_at: datetime
     updated_at: datetime
 
@@ -113,6 +117,36 @@ async def waiting(
     connection: AsyncConnection, tenant: str, *, session_id: str | None = None, after: int, limit: int
 ) -> Page[CallView]:
     """Return the calls that wait for a person, oldest first: held, undecided, of sessions that are served."""
+    query = _shown().where(_calls.c.tenant == tenant, _calls.c.position > after, *_is_waiting())
+    if session_id is not None:
+        query = query.where(_calls.c.session_id == session_id)
+    return await _page(connection, tenant, query, limit)
+
+
+async def waiting_marks(connection: AsyncConnection, tenant: str, *, limit: int) -> Sequence[Mark]:
+    """Return which calls wait for a person and since when they are as they are, without reading them."""
+    query = (
+        select(_calls.c.session_id, _calls.c.id, _calls.c.updated_at)
+        .where(_calls.c.tenant == tenant, *_is_waiting())
+        .order_by(_calls.c.position)
+        .limit(limit)
+    )
+    return [(row.session_id, row.id, row.updated_at) for row in await connection.execute(query)]
+
+
+async def place_of_newest(connection: AsyncConnection, tenant: str, session_id: str, count: int) -> int:
+    """Return the position after which `page` gives the session's newest `count` calls."""
+    query = (
+        select(_calls.c.position)
+        .where(_calls.c.tenant == tenant, _calls.c.session_id == session_id)
+        .order_by(_calls.c.position.desc())
+        .offset(count)
+        .limit(1)
+    )
+    return await connection.scalar(query) or 0
+
+
+def _is_waiting() -> Sequence[ColumnElement[bool]]:
     attachments = tables.attachments
     is_decided = (
         select(_decisions.c.id)
@@ -130,16 +164,7 @@ async def waiting(
         .correlate(_calls)
         .exists()
     )
-    query = _shown().where(
-        _calls.c.tenant == tenant,
-        _calls.c.state == "held",
-        _calls.c.position > after,
-        not_(is_decided),
-        is_served,
-    )
-    if session_id is not None:
-        query = query.where(_calls.c.session_id == session_id)
-    return await _page(connection, tenant, query, limit)
+    return _calls.c.state == "held", not_(is_decided), is_served
 
 
 async def _page(connection: AsyncConnection, tenant: str, query: Select[Any], limit: int) -> Page[CallView]:
@@ -244,6 +269,7 @@ def _call(row: Row[Any], rules: Rules) -> CallView:
         is_error=row.is_error,
         posted=row.posted,
         detail=row.detail,
+        processed_at=row.processed_at,
         created_at=row.created_at,
         updated_at=row.updated_at,
     )

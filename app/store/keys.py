@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
@@ -89,6 +89,12 @@ async def page(
     if after is not None:
         query = query.where(tuple_(_keys.c.created_at, _keys.c.id) > after)
     return [_key(row) for row in await connection.execute(query)]
+
+
+async def names(connection: AsyncConnection, tenant: str, ids: Collection[str]) -> dict[str, str]:
+    """Return the names of the tenant's keys of these ids, revoked ones too."""
+    query = select(_keys.c.id, _keys.c.name).where(_keys.c.tenant == tenant, _keys.c.id.in_(ids))
+    return {row.id: row.name for row in await connection.execute(query)}
 
 
 async def revoke(connection: AsyncConnection, tenant: str, key_id: str) -> Key | None:

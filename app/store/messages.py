@@ -87,6 +87,18 @@ async def partials(connection: AsyncConnection, tenant: str, session_id: str) ->
     return (await _page(connection, query, _messages.c.position, PARTIALS_MAX)).items
 
 
+async def place_of_newest(connection: AsyncConnection, tenant: str, session_id: str, count: int) -> int:
+    """Return the position after which `page` gives the session's newest `count` messages."""
+    query = (
+        select(_messages.c.position)
+        .where(_messages.c.tenant == tenant, _messages.c.session_id == session_id)
+        .order_by(_messages.c.position.desc())
+        .offset(count)
+        .limit(1)
+    )
+    return await connection.scalar(query) or 0
+
+
 async def _page(connection: AsyncConnection, query: Select[Any], place: Any, limit: int) -> Page[MessageView]:
     size = func.octet_length(_messages.c.content)
     rows = await bounded_rows(connection, query, order_by=place, size=size, limit=limit)

@@ -72,6 +72,21 @@ keys = Table(
     Index(None, "hash", unique=True),
 )
 
+browser_passes = Table(
+    "browser_passes",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False, comment="SHA-256 of its text, which has 256 random bits"),
+    Column("kind", Text, nullable=False, comment="link: signs in once; session: a browser's cookie"),
+    Column("key_id", Text, nullable=False, comment="whose rights it has"),
+    Column("proof", Text, comment="of BASCULE_ADMIN_KEY, which is stored nowhere: it ends with that key"),
+    _now("created_at"),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("tenant", "hash"),
+    Index(None, "hash", unique=True),
+    Index(None, "expires_at"),
+)
+
 tools = Table(
     "tools",
     metadata,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import secrets as random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -244,6 +244,12 @@ async def get(connection: AsyncConnection, secrets: Secrets, tenant: str, name: 
 async def exists(connection: AsyncConnection, tenant: str, name: str) -> bool:
     query = select(_tools.c.name).where(_tools.c.tenant == tenant, _tools.c.name == name)
     return await connection.scalar(query) is not None
+
+
+async def urls(connection: AsyncConnection, tenant: str, names: Collection[str]) -> dict[str, str]:
+    """Return where calls of these tools go, of those that are registered."""
+    query = select(_tools.c.name, _tools.c.url).where(_tools.c.tenant == tenant, _tools.c.name.in_(names))
+    return {row.name: row.url for row in await connection.execute(query)}
 
 
 async def page(

@@ -1,0 +1,118 @@
+"""Cards: a call with all that a person needs to decide on it, or what was decided."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.api.access import ADMIN
+from app.api.deliveries import shown_url
+from app.console import wording
+from app.console.text import Input, read_input
+from app.core.calls import END_STATES, digest
+from app.store import keys, messages, tools
+from app.store.calls import CallView, Decision
+from app.store.messages import MessageView
+
+MESSAGES_SHOWN: Final = 3
+MESSAGE_CHARS_MAX: Final = 600
+
+_OTHERS: Final = {"stream": "another client or the vendor's console", "policy": "the platform's policy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a card shows. `version` changes with everything on it but the session's messages."""
+
+    call: CallView
+    input: Input
+    verb: str
+    object: str
+    reason: str
+    destination: str
+    state: str
+    decided_by: str | None
+    messages: Sequence[MessageView] = field(default=())
+
+    @property
+    def key(self) -> str:
+        return key_of(self.call.session_id, self.call.id)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.call.input.encode())
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision that stands."""
+        decision = self.call.decision
+        return None if decision is None or decision.status == "refused" else decision
+
+    @property
+    def refused(self) -> Decision | None:
+        """The last decision, where upstream refused it."""
+        decision = self.call.decision
+        return decision if decision is not None and decision.status == "refused" else None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.call.state == "held" and self.decision is None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more becomes of it, or nothing that we would see."""
+        return self.call.state in END_STATES or (self.call.state == "unowned" and self.decision is not None)
+
+    @property
+    def version(self) -> str:
+        decision = self.call.decision
+        parts = (self.call.state, self.call.updated_at, self.call.attempts, decision)
+        return hashlib.sha256(repr(parts).encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def key_of(session_id: str, call_id: str) -> str:
+    """Return what names a card on a page."""
+    return "card-" + hashlib.sha256(f"{session_id}/{call_id}".encode()).hexdigest()[:16]
+
+
+async def make(connection: AsyncConnection, tenant: str, found: Sequence[CallView]) -> list[Card]:
+    """Return the cards of some calls of the tenant."""
+    urls = await tools.urls(connection, tenant, {call.tool for call in found})
+    deciders = {call.decision.by for call in found if call.decision is not None}
+    names = await keys.names(connection, tenant, deciders)
+    said = {}
+    for session_id in {call.session_id for call in found}:
+        after = await messages.place_of_newest(connection, tenant, session_id, MESSAGES_SHOWN)
+        said[session_id] = (
+            await messages.page(connection, tenant, session_id, after=after, limit=MESSAGES_SHOWN)
+        ).items
+    return [_card(call, urls.get(call.tool), names, said[call.session_id]) for call in found]
+
+
+def decider(decision: Decision | None, names: dict[str, str]) -> str | None:
+    """Return who decided, in words."""
+    if decision is None:
+        return None
+    if decision.by == ADMIN:
+        return "the operator’s key"
+    return names.get(decision.by) or _OTHERS.get(decision.via, decision.by)
+
+
+def _card(call: CallView, url: str | None, names: dict[str, str], said: Sequence[MessageView]) -> Card:
+    shown = read_input(call.input)
+    verb, object_ = wording.sentence(call, shown)
+    return Card(
+        call=call,
+        input=shown,
+        verb=verb,
+        object=object_,
+        reason=wording.reason(call.gate),
+        destination=wording.destination(call, None if url is None else shown_url(url)),
+        state=wording.state(call),
+        decided_by=decider(call.decision, names),
+        messages=said,
+    )

@@ -1,0 +1,136 @@
+"""The inbox: what waits for a person, oldest first, and the decision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from app.api.bridge import Bridge, Given
+from app.api.confirmations import REFUSALS, cleaned
+from app.api.lists import EventId, SessionId
+from app.api.problems import NOT_FOUND_DETAILS, Problem, not_found
+from app.console import cards
+from app.console.access import ConsoleRoute, Form, Signed, Viewer, shown_to
+from app.console.pages import LIVE_HEADER, etag, page, unchanged
+from app.console.text import INLINE_CHARS_MAX, PAGE_CHARS
+from app.console.wording import DENY_REASONS
+from app.store import calls, decisions, deliveries
+from app.store.decisions import DENY_MESSAGE_CHARS_MAX, Refused
+
+CARDS_MAX: Final = 100
+"""So many of the oldest are shown; the page says when more wait."""
+PAGE_MAX: Final = 1_000_000
+
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+
+router = APIRouter(route_class=ConsoleRoute)
+
+
+@router.get("/console", **shown_to("confirm"))
+async def inbox(request: Request, bridge: Given, viewer: Signed) -> Response:
+    async with bridge.engine.connect() as connection:
+        marks = await calls.waiting_marks(connection, viewer.caller.tenant, limit=CARDS_MAX + 1)
+        # By the marks alone: the inputs, which may be large, are read only when something changed.
+        tag = etag(repr((marks, viewer.form_token)).encode())
+        if (same := unchanged(request, tag)) is not None:
+            return same
+        found = await calls.waiting(connection, viewer.caller.tenant, after=0, limit=CARDS_MAX)
+        shown = await cards.make(connection, viewer.caller.tenant, found.items)
+    response = page(request, "inbox.html", viewer=viewer, cards=shown, has_more=found.has_more, **_CARD)
+    response.headers["etag"] = tag
+    return response
+
+
+@router.get("/console/sessions/{session_id}/calls/{call_id}", **shown_to("confirm"))
+async def call_page(
+    request: Request,
+    bridge: Given,
+    viewer: Signed,
+    session_id: SessionId,
+    call_id: EventId,
+    part: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 1,
+) -> Response:
+    return await _call_page(request, bridge, viewer, session_id, call_id, part=part)
+
+
+@router.post("/console/decisions", **shown_to("confirm"))
+async def decide(request: Request, bridge: Given, viewer: Signed, form: Form) -> Response:
+    session_id, call_id = form.get("session_id", ""), str(cleaned(form.get("call_id", "")))
+    async with bridge.engine.begin() as connection:
+        done = await decisions.decide(
+            connection,
+            viewer.caller.tenant,
+            session_id,
+            call_id,
+            by=viewer.caller.id,
+            via="console",
+            **_decision(form),
+        )
+    if isinstance(done, Refused) and done.code in NOT_FOUND_DETAILS:
+        raise not_found(done.code)
+    if not isinstance(done, Refused) and LIVE_HEADER not in request.headers:
+        where = request.url_for("call_page", session_id=session_id, call_id=call_id).path
+        return RedirectResponse(where, status_code=303)
+    return await _call_page(request, bridge, viewer, session_id, call_id, refused=done)
+
+
+def _decision(form: Mapping[str, str]) -> dict[str, Any]:
+    """Read what was decided and on which input."""
+    result: Literal["allow", "deny"] = "allow" if form.get("result") == "allow" else "deny"
+    message = str(cleaned(form.get("deny_message", ""))).strip()
+    input_digest = form.get("input_digest", "")
+    if form.get("result") != result or not _DIGEST.fullmatch(input_digest):
+        raise Problem("invalid_request", "The form names no decision, or not the input that it is about.")
+    if len(message) > DENY_MESSAGE_CHARS_MAX:
+        raise Problem(
+            "invalid_request", f"The reason is over {DENY_MESSAGE_CHARS_MAX} characters; shorten it."
+        )
+    deny_message = message or None if result == "deny" else None
+    return {"result": result, "deny_message": deny_message, "input_digest": input_digest}
+
+
+async def _call_page(
+    request: Request,
+    bridge: Bridge,
+    viewer: Viewer,
+    session_id: str,
+    call_id: str,
+    *,
+    part: int = 1,
+    refused: object = None,
+) -> Response:
+    tenant = viewer.caller.tenant
+    async with bridge.engine.connect() as connection:
+        found = await calls.get(connection, tenant, session_id, call_id)
+        if found is None:
+            raise not_found("call_not_found")
+        (card,) = await cards.make(connection, tenant, [found])
+        attempts = await deliveries.of_call(connection, tenant, session_id, call_id)
+    if part > card.input.pages:
+        raise Problem("not_found", f"The input has {card.input.pages} parts.")
+    is_refused = isinstance(refused, Refused)
+    return page(
+        request,
+        "call.html",
+        status=409 if is_refused else 200,
+        viewer=viewer,
+        card=card,
+        part=part,
+        attempts=attempts,
+        notice=REFUSALS[refused.code] if isinstance(refused, Refused) else None,
+        **_CARD,
+    )
+
+
+_CARD: Final[Mapping[str, Any]] = {
+    "deny_reasons": DENY_REASONS,
+    "deny_chars_max": DENY_MESSAGE_CHARS_MAX,
+    "inline_chars": INLINE_CHARS_MAX,
+    "part_chars": PAGE_CHARS,
+    "message_chars": cards.MESSAGE_CHARS_MAX,
+}
+"""What every card's template is given besides."""

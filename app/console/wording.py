@@ -1,0 +1,101 @@
+"""What the console says of a call, in sentences: what it would do, why it was asked, what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from app.console.text import Field, Input, line
+from app.store.calls import CallView, Gate
+
+OBJECT_CHARS_MAX: Final = 160
+
+DENY_REASONS: Final[Sequence[str]] = (
+    "Not now. Ask again before you try it once more.",
+    "Wrong target. Check the arguments with the user first.",
+    "Too broad. Do it in smaller, reversible steps.",
+    "Not allowed. Find another way that does not need this.",
+)
+
+# The agent toolset's own tools: what each does, and the member that says to what.
+_BUILTIN: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
+    "bash": ("Run the command", ("command",)),
+    "read": ("Read the file", ("file_path", "path")),
+    "write": ("Write the file", ("file_path", "path")),
+    "edit": ("Change the file", ("file_path", "path")),
+    "glob": ("List the files", ("pattern",)),
+    "grep": ("Search files for", ("pattern",)),
+    "web_fetch": ("Fetch the page", ("url",)),
+    "web_search": ("Search the web for", ("query",)),
+}
+
+_REASONS: Final[Mapping[str, str]] = {
+    "ask": "The agent’s own policy asks a person before this tool runs.",
+    "unread_policy": "The agent’s policy for this tool could not be read, so it is held.",
+    "required_action": "The platform waits for a person’s word on this call.",
+    "tool_asks": "The tool is registered with gate: ask, so each of its calls is held.",
+    "outcome_unknown": "It was delivered once and nobody knows whether it ran. Allow delivers it once more.",
+}
+
+_STATES: Final[Mapping[str, str]] = {
+    "held": "waits for a person",
+    "queued": "waits for its turn at the tool",
+    "dispatched": "is with the tool",
+    "answered": "was answered, the result is about to be posted",
+    "posting": "was answered, the result is being posted",
+    "posted": "is done, the result was posted",
+    "unowned": "is run by the platform or another client",
+    "answered_elsewhere": "was answered by another client",
+    "denied": "was denied, the agent was told",
+    "expired": "expired, the agent was told",
+    "interrupted": "was interrupted by a user",
+    "thread_terminated": "ended with its thread",
+    "session_ended": "ended with its session",
+    "rejected": "is over, upstream refused the result",
+}
+
+
+def sentence(call: CallView, shown: Input) -> tuple[str, str]:
+    """Return what the call would do, as a verb and its object; the object is the agent’s own text."""
+    fields = {field.name: field for field in shown.fields or ()}
+    if call.kind == "builtin" and call.tool in _BUILTIN:
+        verb, names = _BUILTIN[call.tool]
+        told = next((fields[name] for name in names if name in fields), None)
+        if told is not None:
+            return verb, line(told.value, OBJECT_CHARS_MAX)
+    where = " on an MCP server" if call.kind == "mcp" else ""
+    if not fields:
+        return f"Call {call.tool}{where}", "" if shown.raw.strip() == "{}" else "with the input below"
+    return f"Call {call.tool}{where} with", line(", ".join(map(_told, fields.values())), OBJECT_CHARS_MAX)
+
+
+def reason(gate: Gate | None) -> str:
+    """Return why a person is asked."""
+    if gate is None:
+        return "It is held."
+    if gate.reason == "unknown_permission":
+        return f"Upstream says “{gate.permission}”, which this version does not know; the unknown is held."
+    return _REASONS.get(gate.reason or "", f"It is held: {gate.reason}.")
+
+
+def destination(call: CallView, url: str | None) -> str:
+    """Return where an allow leads; `url` is the registered tool's, without secrets."""
+    if call.kind == "mcp":
+        return "Allowed, the platform sends it to the MCP server."
+    if url is None:
+        return "Allowed, the platform or another client runs it: no webhook of this name is registered."
+    return f"Allowed, it goes to {url}."
+
+
+def state(call: CallView) -> str:
+    """Return what becomes of the call, as the rest of a sentence that begins with it."""
+    decision = call.decision
+    if call.state == "held" and decision is not None and decision.status in ("sending", "accepted"):
+        return "waits for upstream to take the decision" if decision.status == "sending" else "is on its way"
+    if call.kind == "mcp" and call.state == "posted":
+        return "is allowed, the platform runs it"
+    return _STATES.get(call.state, f"is {call.state}")
+
+
+def _told(field: Field) -> str:
+    return f"{field.name} {field.value}"
