@@ -25,6 +25,7 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from app import serve
+from app.console.sign_in import sign_in_link
 from app.logs import set_up_logs
 from app.main import build_bridge, create_app
 from app.settings import Settings, SettingsError, read_settings
@@ -86,7 +87,8 @@ async def _demo(settings: Settings, database_url: str) -> None:
     async with running(World(seed=time.time_ns())) as upstream, _tool() as tool:
         settings = settings.model_copy(update={"upstream_url": upstream.url})
         await serve.migrate_database(settings, database_url)
-        async with serve.listening(settings, create_app(build_bridge(settings, database_url))) as base:
+        bridge = build_bridge(settings, database_url)
+        async with serve.listening(settings, create_app(bridge)) as base:
             assert settings.admin_key is not None
             key = settings.admin_key.get_secret_value()
             async with httpx.AsyncClient(
@@ -99,6 +101,8 @@ async def _demo(settings: Settings, database_url: str) -> None:
                 story = _Story(
                     http, base, session_id, str((settings.data_dir / serve.ADMIN_KEY_FILE).resolve())
                 )
+                say(f"The console, where calls are decided: {await sign_in_link(bridge, base)}")
+                say("(The link signs you in once, within 15 minutes.)")
                 await story.begin(tool)
                 upstream.say(session_id, "Where is order A-1042? Refund it if it is late.")
                 await story.follow()
@@ -201,7 +205,7 @@ class _Story:
             body = json.dumps({"tool_use_id": call["id"], "result": "allow"})
             say(f"\nThe agent wants to run {name} with {input_}.")
             say("Upstream asks for a person's permission, so the call is held until somebody decides.")
-            say("Allow it from a second terminal (or say deny instead of allow):\n")
+            say("Decide in the console, or from a second terminal (allow, or deny):\n")
             json_ = "-H 'content-type: application/json'"
             url = f"{self.base}/sessions/{self.session_id}/confirm"
             say(f"  curl -s {self._header()} {json_} {url} -d {shlex.quote(body)}")

@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
@@ -22,6 +23,7 @@ from pydantic import SecretStr
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app.console.sign_in import sign_in_link
 from app.logs import logger, set_up_logs
 from app.main import build_bridge, create_app
 from app.settings import SECRET_KEY_BYTES, Settings, secret_keys, unknown_variables
@@ -194,6 +196,10 @@ async def _serve(settings: Settings, url: str) -> None:
             log.info("listening", url=_url(settings, sock))
             if settings.is_embedded:
                 log.info("admin_key", file=str(settings.data_dir / ADMIN_KEY_FILE))
+                # To the terminal and no log: whoever opens it is the operator.
+                link = await sign_in_link(bridge, console_base(settings, sock.getsockname()[1]))
+                sys.stdout.write(f"The console, for the next 15 minutes and once: {link}\n")
+                sys.stdout.flush()
             server = _Server(_config(create_app(bridge)), bridge.stopping)
             await server.serve(sockets=[sock])
         if not server.started:
@@ -272,6 +278,11 @@ def _socket(settings: Settings) -> socket.socket:
             f"cannot listen on port {settings.port} of {settings.host}: {reason};"
             " set BASCULE_PORT to a free port, or BASCULE_HOST to an address of this machine"
         ) from error
+
+
+def console_base(settings: Settings, port: int) -> str:
+    """Return where people reach the service that listens on this port."""
+    return settings.model_copy(update={"port": port}).base_url
 
 
 def _url(settings: Settings, sock: socket.socket) -> str:

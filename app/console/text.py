@@ -6,6 +6,7 @@ characters about, and what poses as a Latin letter is shown as its code.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import unicodedata
@@ -32,6 +33,7 @@ _SELECTORS: Final = (range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
 _POSERS: Final = ("CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "FULLWIDTH", "MATHEMATICAL")
 """Scripts with letters that look like Latin ones: marked where they stand beside those."""
 _LATIN: Final = re.compile("[A-Za-z]")
+_MARK: Final = '<i class="odd">{}</i>'
 _NAMES: Final = {"\t": "⇥\t", "\r": "␍"}
 
 
@@ -72,7 +74,8 @@ class Input:
 
 def visible(text: str) -> Markup:
     """Return the text as markup in which every character can be seen."""
-    return Markup("").join(_pieces(text))
+    # Escaped first: what is put in afterwards is ours, and none of it stands for markup.
+    return Markup(_NOTABLE.sub(_shown, escape(text)))  # noqa: S704
 
 
 def line(text: str, chars_max: int) -> str:
@@ -101,37 +104,27 @@ def read_input(raw: str) -> Input:
     return Input(raw, None if is_ambiguous or len(fields) > FIELDS_MAX else fields, is_ambiguous)
 
 
-def _pieces(text: str) -> Iterator[Markup]:
-    done = 0
-    for match in _NOTABLE.finditer(text):
-        found = match[0]
-        beside = text[max(0, match.start() - 1) : match.end() + 1]
-        shown = _shown(found, is_beside_latin=_LATIN.search(beside) is not None)
-        if shown is None:
-            continue
-        yield escape(text[done : match.start()])
-        yield shown
-        done = match.end()
-    yield escape(text[done:])
-
-
-def _shown(found: str, *, is_beside_latin: bool) -> Markup | None:
+def _shown(match: re.Match[str]) -> str:
+    found = match[0]
     if found[0] == "\n":
-        return _mark(f"{found.count(chr(10)) - 1} blank lines", "\n", "\n")
+        return "\n" + _MARK.format(f"{found.count(chr(10)) - 1} blank lines") + "\n"
     if found[0] == " ":
-        return _mark(f"{len(found)} spaces")
-    if found in _NAMES:
-        return Markup('<i class="odd">{}</i>').format(_NAMES[found])
-    is_odd = unicodedata.category(found) in _ODD_CATEGORIES or found in _BLANKS
-    if is_odd or any(ord(found) in some for some in _SELECTORS):
-        return _mark(f"U+{ord(found):04X}")
-    if is_beside_latin and unicodedata.name(found, "").startswith(_POSERS):
-        return _mark(f"{found} U+{ord(found):04X}")
-    return None
+        return _MARK.format(f"{len(found)} spaces")
+    begin, end = match.span()
+    beside = match.string[max(0, begin - 1) : end + 1]
+    return _character(found, _LATIN.search(beside) is not None)
 
 
-def _mark(words: str, before: str = "", after: str = "") -> Markup:
-    return Markup('{}<i class="odd">{}</i>{}').format(before, words, after)
+@functools.lru_cache(maxsize=4096)
+def _character(one: str, is_beside_latin: bool) -> str:
+    if one in _NAMES:
+        return _MARK.format(_NAMES[one])
+    is_odd = unicodedata.category(one) in _ODD_CATEGORIES or one in _BLANKS
+    if is_odd or any(ord(one) in some for some in _SELECTORS):
+        return _MARK.format(f"U+{ord(one):04X}")
+    if is_beside_latin and unicodedata.name(one, "").startswith(_POSERS):
+        return _MARK.format(f"{one} U+{ord(one):04X}")
+    return one
 
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")

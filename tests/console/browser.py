@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from playwright.async_api import Browser, Page, async_playwright, expect
 
@@ -32,8 +31,8 @@ def program() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-def is_ci() -> bool:
-    return os.environ.get("CI", "").lower() in ("1", "true", "yes")
+def is_ci(environ: Mapping[str, str]) -> bool:
+    return environ.get("CI", "").lower() in ("1", "true", "yes")
 
 
 @contextlib.asynccontextmanager

@@ -28,15 +28,25 @@ ALL: tuple[Scope, ...] = ("tools", "sessions", "read", "confirm", "admin")
 
 @dataclass(frozen=True)
 class Site:
-    """Where the service listens; `http` asks its API as the operator."""
+    """Where the service listens; `http` asks its API as the operator. `stack` closes its visitors."""
 
     base: str
     bridge: Bridge
     http: httpx.AsyncClient
+    stack: contextlib.AsyncExitStack
 
     @property
     def engine(self) -> AsyncEngine:
         return self.bridge.engine
+
+    async def visitor(self, key: str | None = None) -> httpx.AsyncClient:
+        """A browser's worth of HTTP, signed in with the key if one is given."""
+        client = httpx.AsyncClient(base_url=self.base, headers={"origin": self.base}, trust_env=False)
+        visitor = await self.stack.enter_async_context(client)
+        if key is not None:
+            answer = await visitor.post("/console/sign-in", data={"key": key})
+            assert answer.status_code == 303, answer.text
+        return visitor
 
     async def link(self) -> str:
         return await sign_in_link(self.bridge, self.base)
@@ -48,7 +58,7 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(
+async def serving(
     engine: AsyncEngine, url: str, *, upstream_url: str | None = None, public_url: str | None = None
 ) -> AsyncIterator[Site]:
     """Serve; with `upstream_url` a fleet runs, otherwise only pages and API do."""
@@ -66,6 +76,9 @@ async def site(
         running = lambda: replica(settings, engine, SECRETS, wakeups, egress)  # noqa: E731
         bridge = Bridge(settings, engine, SECRETS, wakeups, lambda _: None, running)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-    async with serve.listening(settings, create_app(bridge)) as base:
-        async with httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as http:
-            yield Site(base, bridge, http)
+    async with (
+        serve.listening(settings, create_app(bridge)) as base,
+        httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as http,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        yield Site(base, bridge, http, stack)

@@ -68,6 +68,7 @@ function replace(old, fresh) {
   }
   fresh = document.adoptNode(fresh);
   fresh.hidden = old.hidden;
+  if (old.classList.contains("current")) fresh.classList.add("current");
   old.replaceWith(fresh);
   if (within && next) next.focus();
   else if (hadFocus) fresh.focus({ preventScroll: true });
@@ -254,7 +255,9 @@ for (const n of [1, 2, 3, 4])
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || byId("help")?.open) return;
   if (event.key === "Escape") {
-    const card = document.activeElement?.closest(".card") || document.querySelector(".card.current");
+    event.preventDefault();
+    document.activeElement?.blur?.();
+    const card = event.target.closest(".card") || document.querySelector(".card.current:not([hidden])");
     const deny = card?.querySelector("details.deny");
     if (deny) deny.open = false;
     select(card);
