@@ -29,6 +29,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 DEMO_LIMIT_S = 50.0
 START_LIMIT_S = 40.0
 STOP_LIMIT_S = 30.0
+LINK = r"http://\S+/console/sign-in\?link=[\w-]+"
 
 
 class Terminal:
@@ -104,6 +105,23 @@ def test_the_demo_prints_the_curl_that_allows_its_held_call_and_then_shows_the_t
     texts = [message["text"] for message in json.loads(answer.stdout)["data"]]
     assert "refunded 49.90 EUR." in texts[-1]
     assert texts[-1].split(".")[-2] in demo.text
+
+
+@pytest.mark.timeout(120)
+def test_the_demo_prints_a_link_that_opens_the_console_where_its_call_waits(demo: Terminal) -> None:
+    link = demo.until(LINK, DEMO_LIMIT_S).group(0)
+    demo.until(r"curl -s .*/confirm .*", DEMO_LIMIT_S)
+    assert "refund --order A-1042" in signed_in(link)
+
+
+def signed_in(link: str) -> str:
+    """Press the button behind a sign-in link; return the page that follows."""
+    base, _, token = link.partition("/console/sign-in?link=")
+    with httpx.Client(base_url=base, headers={"origin": base}, trust_env=False) as browser:
+        assert "This link signs you in once" in browser.get(link).text
+        answer = browser.post("/console/sign-in", data={"link": token}, follow_redirects=True)
+        assert "Waiting for a person" in answer.text
+        return answer.text
 
 
 @pytest.mark.timeout(120)
@@ -216,7 +234,8 @@ def walk(folder: Path) -> Iterator[Walk]:
 def test_every_command_of_the_readmes_walk_runs_as_written(walk: Walk) -> None:
     simulator = walk.start(walk.command("app simulate"))
     walk.words["sesn_…"] = simulator.until(r"(sesn_\w+)  custom", START_LIMIT_S).group(1)
-    walk.start(walk.command("BASCULE_UPSTREAM_URL")).until("listening", START_LIMIT_S)
+    service = walk.start(walk.command("BASCULE_UPSTREAM_URL"))
+    signed_in(service.until(LINK, START_LIMIT_S).group(0))
     walk.command("sk-ant-")  # the platform's own; there is none here
     register = walk.command("-X PUT")
     registered: dict[str, Any] = json.loads(walk.run(register))
