@@ -30,6 +30,7 @@ class Card:
 
     call: CallView
     input: Input
+    digest: str
     verb: str
     object: str
     reason: str
@@ -41,10 +42,6 @@ class Card:
     @property
     def key(self) -> str:
         return key_of(self.call.session_id, self.call.id)
-
-    @property
-    def digest(self) -> str:
-        return digest(self.call.input.encode())
 
     @property
     def decision(self) -> Decision | None:
@@ -108,6 +105,7 @@ def _card(call: CallView, url: str | None, names: dict[str, str], said: Sequence
     return Card(
         call=call,
         input=shown,
+        digest=digest(call.input.encode()),
         verb=verb,
         object=object_,
         reason=wording.reason(call.gate),

@@ -59,7 +59,7 @@ async def call_page(
 
 @router.post("/console/decisions", **shown_to("confirm"))
 async def decide(request: Request, bridge: Given, viewer: Signed, form: Form) -> Response:
-    session_id, call_id = form.get("session_id", ""), str(cleaned(form.get("call_id", "")))
+    session_id, call_id = (str(cleaned(form.get(name, ""))) for name in ("session_id", "call_id"))
     async with bridge.engine.begin() as connection:
         done = await decisions.decide(
             connection,

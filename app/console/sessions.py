@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -11,7 +12,7 @@ from app.api.lists import Cursor, SessionId, encode_cursor, moment_after
 from app.api.problems import not_found
 from app.console import timeline
 from app.console.access import ConsoleRoute, Signed, shown_to
-from app.console.pages import page
+from app.console.pages import etag, page, unchanged
 from app.store import attachments
 
 ROWS_MAX: Final = 50
@@ -35,8 +36,13 @@ async def session(request: Request, bridge: Given, viewer: Signed, session_id: S
         found = await attachments.get(connection, viewer.caller.tenant, session_id)
         if found is None:
             raise not_found("session_not_found")
+        mark = await timeline.mark(connection, viewer.caller.tenant, session_id)
+        known = replace(found, last_event_age_s=None)  # it rises by itself
+        tag = etag(repr((known, mark, viewer.form_token)).encode())
+        if (same := unchanged(request, tag)) is not None:
+            return same
         entries, has_older = await timeline.newest(connection, viewer.caller.tenant, session_id)
-    return page(
+    response = page(
         request,
         "session.html",
         viewer=viewer,
@@ -46,3 +52,5 @@ async def session(request: Request, bridge: Given, viewer: Signed, session_id: S
         text_chars=timeline.TEXT_CHARS_MAX,
         entries_max=timeline.ENTRIES_MAX,
     )
+    response.headers["etag"] = tag
+    return response

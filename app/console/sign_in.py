@@ -29,11 +29,13 @@ from app.console.access import (
 )
 from app.console.attempts import Attempts
 from app.console.pages import STATIC, page, static, tagged
+from app.logs import logger
 from app.store import passes
 from app.store.passes import TOKEN_CHARS_MAX
 
 _NEXT: Final = re.compile(r"/console(?:/[A-Za-z0-9_.~%/-]*)?")
 
+log = logger(__name__)
 router = APIRouter(route_class=ConsoleRoute)
 
 
@@ -77,10 +79,12 @@ async def sign_in(request: Request, bridge: Given, form: Form) -> Response:
     caller, refusal = await _who(bridge, form)
     if caller is None:
         attempts.failed(address, now)
+        log.warning("sign_in_failed", address=address)
         return page(request, "sign_in.html", status=401, refusal=refusal, **shown)
     proof = operator_proof(bridge) if caller.is_operator else None
     async with bridge.engine.begin() as connection:
         token = await passes.issue(connection, "session", caller.tenant, caller.id, proof=proof)
+    log.info("signed_in", tenant=caller.tenant, key=caller.id)
     response = RedirectResponse(where, status_code=303)
     set_cookie(response, bridge.settings, token)
     return response

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.console import wording
 from app.console.cards import decider
 from app.console.text import read_input
-from app.store import calls, keys, messages
+from app.store import calls, keys, messages, tables
 from app.store.calls import CallView
 from app.store.messages import MessageView
 
@@ -44,6 +45,22 @@ class Entry:
         one = self.message and (self.message.content, self.message.state, self.message.is_stale)
         parts = (one, self.call and (self.call.state, self.call.updated_at, decision))
         return hashlib.sha256(repr(parts).encode("utf-8", "replace")).hexdigest()[:12]
+
+
+async def mark(connection: AsyncConnection, tenant: str, session_id: str) -> str:
+    """Return what changes with the session's newest entries, without reading them."""
+    marks: list[object] = []
+    for table in (tables.calls, tables.messages):
+        last = (
+            select(table.c.id, table.c.updated_at)
+            .where(table.c.tenant == tenant, table.c.session_id == session_id)
+            .order_by(table.c.position.desc())
+            .limit(ENTRIES_MAX)
+        ).subquery()
+        marks += (await connection.execute(select(func.max(last.c.updated_at), func.max(last.c.id)))).one()
+    of_it = (tables.attachments.c.tenant == tenant, tables.attachments.c.session_id == session_id)
+    marks.append(await connection.scalar(select(tables.attachments.c.wish).where(*of_it)))
+    return repr(marks)
 
 
 async def newest(connection: AsyncConnection, tenant: str, session_id: str) -> tuple[Sequence[Entry], bool]:

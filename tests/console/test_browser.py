@@ -329,6 +329,17 @@ async def test_the_filter_hides_what_does_not_match_and_its_keys_are_letters(
     assert await decided(site, "tu_1") is None
 
 
+async def test_a_link_in_another_sites_page_leads_there_with_no_second_sign_in(
+    browser: Browser, site: Site
+) -> None:
+    """The browser holds a strict cookie back on the way in; our own page then asks again."""
+    await attach(site)
+    page = await signed_in(browser, site)
+    await page.goto(f"data:text/html,<a href='{site.base}/console/sessions/sesn_1'>decide</a>")
+    await page.get_by_role("link", name="decide").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Session sesn_1")
+
+
 async def test_without_script_a_form_still_decides(browser: Browser, site: Site) -> None:
     await attach(site)
     await hold(site, "tu_1")
