@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,7 +14,10 @@ from app.api.deliveries import shown_url
 from app.console import wording
 from app.console.text import Input, read_input
 from app.core.calls import END_STATES, digest
-from app.store import keys, messages, tools
+from app.core.events import Kind
+from app.core.tools import CATCH_ALL, is_admitted, registration_of
+from app.store import attachments, keys, messages, tools
+from app.store.attachments import Settings
 from app.store.calls import CallView, Decision
 from app.store.messages import MessageView
 
@@ -78,16 +81,26 @@ def key_of(session_id: str, call_id: str) -> str:
 
 async def make(connection: AsyncConnection, tenant: str, found: Sequence[CallView]) -> list[Card]:
     """Return the cards of some calls of the tenant."""
-    urls = await tools.urls(connection, tenant, {call.tool for call in found})
+    urls = await tools.urls(connection, tenant, {call.tool for call in found} | {CATCH_ALL})
+    sessions = {call.session_id for call in found}
+    settings = await attachments.settings_of_all(connection, tenant, sessions)
     deciders = {call.decision.by for call in found if call.decision is not None}
     names = await keys.names(connection, tenant, deciders)
     said = {}
-    for session_id in {call.session_id for call in found}:
+    for session_id in sessions:
         after = await messages.place_of_newest(connection, tenant, session_id, MESSAGES_SHOWN)
         said[session_id] = (
             await messages.page(connection, tenant, session_id, after=after, limit=MESSAGES_SHOWN)
         ).items
-    return [_card(call, urls.get(call.tool), names, said[call.session_id]) for call in found]
+    return [
+        _card(
+            call,
+            _url(call, urls, *settings.get(call.session_id, (Settings(), None))),
+            names,
+            said[call.session_id],
+        )
+        for call in found
+    ]
 
 
 def decider(decision: Decision | None, names: dict[str, str]) -> str | None:
@@ -97,6 +110,15 @@ def decider(decision: Decision | None, names: dict[str, str]) -> str | None:
     if decision.by == ADMIN:
         return "the operator’s key"
     return names.get(decision.by) or _OTHERS.get(decision.via, decision.by)
+
+
+def _url(call: CallView, urls: dict[str, str], settings: Settings, environment: str | None) -> str | None:
+    """Return where the call goes if it is ours to deliver, as `core.routing` will decide."""
+    name = registration_of(urls, cast("Kind", call.kind), call.tool)
+    is_platforms = call.kind == "builtin" and environment == "cloud"
+    if name is None or is_platforms or not is_admitted(settings.tools, name, call.tool):
+        return None
+    return urls.get(name)
 
 
 def _card(call: CallView, url: str | None, names: dict[str, str], said: Sequence[MessageView]) -> Card:

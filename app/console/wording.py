@@ -83,7 +83,7 @@ def destination(call: CallView, url: str | None) -> str:
     if call.kind == "mcp":
         return "Allowed, the platform sends it to the MCP server."
     if url is None:
-        return "Allowed, the platform or another client runs it: no webhook of this name is registered."
+        return "Allowed, the platform or another client runs it; no webhook of this session does."
     return f"Allowed, it goes to {url}."
 
 

@@ -6,7 +6,7 @@ taken in the order attachment, call, decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -175,6 +175,21 @@ async def detach(connection: AsyncConnection, tenant: str, session_id: str) -> A
 async def get(connection: AsyncConnection, tenant: str, session_id: str) -> Attachment | None:
     row = (await connection.execute(_one(tenant, session_id))).one_or_none()
     return None if row is None else await _shown(connection, tenant, row)
+
+
+async def settings_of_all(
+    connection: AsyncConnection, tenant: str, session_ids: Collection[str]
+) -> dict[str, tuple[Settings, str | None]]:
+    """Return the settings of these sessions, each with the kind of environment that it runs in, if known."""
+    table = _attachments.c
+    query = select(table.session_id, table.settings, table.environment).where(
+        table.tenant == tenant, table.session_id.in_(session_ids)
+    )
+    found = {}
+    for row in await connection.execute(query):
+        settings = settings_of(row.settings)
+        found[row.session_id] = (settings, settings.environment or row.environment)
+    return found
 
 
 async def exists(connection: AsyncConnection, tenant: str, session_id: str) -> bool:

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.api.bridge import Bridge
 from app.console.access import caller_of
 from app.console.attempts import FAILURES_MAX
+from app.console.inbox import CARDS_MAX
 from app.console.sign_in import sign_in_link
 from app.core.calls import digest
 from app.store import keys, passes, tables
@@ -301,6 +302,14 @@ async def test_an_unchanged_inbox_is_not_sent_again(site: Site) -> None:
     async with site.engine.begin() as connection:
         await add_call(connection, "tu_2")
     assert 200 == (await visitor.get("/console", headers=tag)).status_code
+
+
+async def test_a_long_inbox_says_that_more_wait(site: Site) -> None:
+    await hold(site, *(f"tu_{n}" for n in range(CARDS_MAX + 5)))
+    visitor = await site.visitor(await site.key("Ana"))
+    shown = (await visitor.get("/console")).text
+    assert CARDS_MAX == shown.count("<article ")
+    assert f"The oldest {CARDS_MAX} are shown; the next ones appear as these are decided." in shown
 
 
 async def _age(engine: AsyncEngine) -> None:
