@@ -205,7 +205,7 @@ class _Story:
             body = json.dumps({"tool_use_id": call["id"], "result": "allow"})
             say(f"\nThe agent wants to run {name} with {input_}.")
             say("Upstream asks for a person's permission, so the call is held until somebody decides.")
-            say("Decide in the console, or from a second terminal (allow, or deny):\n")
+            say("Decide in the console, or allow it from a second terminal (or say deny there):\n")
             json_ = "-H 'content-type: application/json'"
             url = f"{self.base}/sessions/{self.session_id}/confirm"
             say(f"  curl -s {self._header()} {json_} {url} -d {shlex.quote(body)}")

@@ -197,7 +197,7 @@ async def _serve(settings: Settings, url: str) -> None:
             if settings.is_embedded:
                 log.info("admin_key", file=str(settings.data_dir / ADMIN_KEY_FILE))
                 # To the terminal and no log: whoever opens it is the operator.
-                link = await sign_in_link(bridge, console_base(settings, sock.getsockname()[1]))
+                link = await sign_in_link(bridge, _console_base(settings, sock.getsockname()[1]))
                 sys.stdout.write(f"The console, for the next 15 minutes and once: {link}\n")
                 sys.stdout.flush()
             server = _Server(_config(create_app(bridge)), bridge.stopping)
@@ -280,7 +280,7 @@ def _socket(settings: Settings) -> socket.socket:
         ) from error
 
 
-def console_base(settings: Settings, port: int) -> str:
+def _console_base(settings: Settings, port: int) -> str:
     """Return where people reach the service that listens on this port."""
     return settings.model_copy(update={"port": port}).base_url
 
