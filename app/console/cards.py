@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -24,7 +24,11 @@ from app.store.messages import MessageView
 MESSAGES_SHOWN: Final = 3
 MESSAGE_CHARS_MAX: Final = 600
 
-_OTHERS: Final = {"stream": "another client or the vendor's console", "policy": "the platform's policy"}
+_OTHERS: Final = {
+    "stream": "another client or the vendor's console",
+    "policy": "the platform's policy",
+    "expiry": "its time limit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Card:
     object: str
     reason: str
     destination: str
+    needs: str
     state: str
     decided_by: str | None
     messages: Sequence[MessageView] = field(default=())
@@ -70,7 +75,7 @@ class Card:
     @property
     def version(self) -> str:
         decision = self.call.decision
-        parts = (self.call.state, self.call.updated_at, self.call.attempts, decision)
+        parts = (self.call.state, self.call.updated_at, self.call.attempts, self.call.gate, decision)
         return hashlib.sha256(repr(parts).encode("utf-8", "replace")).hexdigest()[:12]
 
 
@@ -85,6 +90,7 @@ async def make(connection: AsyncConnection, tenant: str, found: Sequence[CallVie
     sessions = {call.session_id for call in found}
     settings = await attachments.settings_of_all(connection, tenant, sessions)
     deciders = {call.decision.by for call in found if call.decision is not None}
+    deciders |= {approval.by for call in found if call.gate is not None for approval in call.gate.approvals}
     names = await keys.names(connection, tenant, deciders)
     said = {}
     for session_id in sessions:
@@ -105,11 +111,14 @@ async def make(connection: AsyncConnection, tenant: str, found: Sequence[CallVie
 
 def decider(decision: Decision | None, names: dict[str, str]) -> str | None:
     """Return who decided, in words."""
-    if decision is None:
-        return None
-    if decision.by == ADMIN:
-        return "the operator’s key"
-    return names.get(decision.by) or _OTHERS.get(decision.via, decision.by)
+    return None if decision is None else name_of(decision.by, decision.via, names)
+
+
+def name_of(by: str, via: str, names: Mapping[str, str]) -> str:
+    """Return who did something, in words; `names` are those of keys."""
+    if by == ADMIN:
+        return wording.OPERATOR
+    return names.get(by) or _OTHERS.get(via, by)
 
 
 def _url(call: CallView, urls: dict[str, str], settings: Settings, environment: str | None) -> str | None:
@@ -132,6 +141,7 @@ def _card(call: CallView, url: str | None, names: dict[str, str], said: Sequence
         object=object_,
         reason=wording.reason(call.gate),
         destination=wording.destination(call, None if url is None else shown_url(url)),
+        needs=wording.needs(call.gate, names),
         state=wording.state(call),
         decided_by=decider(call.decision, names),
         messages=said,

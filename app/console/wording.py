@@ -9,6 +9,7 @@ from app.console.text import Field, Input, line
 from app.store.calls import CallView, Gate
 
 OBJECT_CHARS_MAX: Final = 160
+OPERATOR: Final = "the operator’s key"
 
 DENY_REASONS: Final[Sequence[str]] = (
     "Not now. Ask again before you try it once more.",
@@ -76,6 +77,23 @@ def reason(gate: Gate | None) -> str:
     if gate.reason == "unknown_permission":
         return f"Upstream says “{gate.permission}”, which this version does not know; the unknown is held."
     return _REASONS.get(gate.reason or "", f"It is held: {gate.reason}.")
+
+
+def needs(gate: Gate | None, names: Mapping[str, str]) -> str:
+    """Return whose word it takes beyond one person's, and who gave theirs; `names` are those of keys."""
+    if gate is None:
+        return ""
+    sentences = []
+    if gate.approvals:
+        given = ", ".join(names.get(one.by, OPERATOR) for one in gate.approvals)
+        sentences.append(f"Allowed so far by {given}.")
+    if gate.rules.approvals_required > 1:
+        sentences.append(
+            f"It takes {gate.rules.approvals_required} different people to allow it, one to deny."
+        )
+    if gate.rules.approvers is not None:
+        sentences.append(f"Only {', '.join(gate.rules.approvers) or 'nobody'} may decide.")
+    return " ".join(sentences)
 
 
 def destination(call: CallView, url: str | None) -> str:

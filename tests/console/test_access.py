@@ -22,7 +22,7 @@ from tests.store.rows import add_attachment, add_call
 
 pytestmark = pytest.mark.anyio
 
-PAGES = ["/console", "/console/sessions", "/console/sessions/sesn_1", "/console/tools"]
+PAGES = ["/console", "/console/sessions", "/console/sessions/sesn_1", "/console/tools", "/console/audit"]
 
 
 async def hold(site: Site, *call_ids: str, tenant: str = "default") -> None:

@@ -295,6 +295,7 @@ async def test_no_page_has_a_serious_fault_of_accessibility(
         "tools",
         "tools/bash",
         "tools/none",
+        "audit",
     ):
         await page.goto(f"/console/{path}")
         await no_fault(page)

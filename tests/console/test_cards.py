@@ -4,12 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.console import cards
 from app.console.cards import Card
 from app.console.text import INLINE_CHARS_MAX
-from app.store import calls, tools
+from app.store import calls, tables, tools
 from tests.store.rows import SECRETS, add_attachment, add_call, add_message
 
 pytestmark = pytest.mark.anyio
@@ -106,3 +107,20 @@ async def test_a_card_shows_the_sessions_newest_messages_in_their_order(engine: 
         for n in range(5):
             await add_message(connection, f"m_{n}", [f"word {n}"], seq=n)
     assert ["word 2", "word 3", "word 4"] == [one.text for one in (await read(engine)).messages]
+
+
+async def test_a_card_says_how_long_it_is_held_and_whose_word_it_takes(engine: AsyncEngine) -> None:
+    policy = {"approvers": ["ana", "bo"], "approvals_required": 2}
+    async with engine.begin() as connection:
+        await tools.put(
+            connection, SECRETS, "default", "bash", url=HOOK, description=None, policy=policy, headers={}
+        )
+    shown = await card(engine, gate_on_expiry="deny", gate_expires_at=text("now() + interval '1 h'"))
+    assert "It takes 2 different people to allow it, one to deny. Only ana, bo may decide." == shown.needs
+    async with engine.begin() as connection:
+        approval = {"id": "dec_1", "session_id": "sesn_1", "call_id": "tu_1", "result": "allow"}
+        told = {"status": "approved", "decided_by": "admin", "via": "api"}
+        await connection.execute(insert(tables.decisions).values(tenant="default", **approval, **told))
+    later = await read(engine)
+    assert later.needs.startswith("Allowed so far by the operator’s key. It takes 2")
+    assert shown.version != later.version

@@ -74,7 +74,7 @@ async def desk(engine: AsyncEngine, url: str, *, pace: float = 0.3) -> AsyncIter
     ):
         tool.reply = answer
         for name in ("bash", "lookup_order"):
-            body = {"url": tool.url, "description": "The order desk’s own service."}
+            body = {"url": tool.url, "description": "The order desk’s own service.", "expires_in_s": 7200}
             tool.secrets.append((await site.http.put(f"/tools/{name}", json=body)).json()["signing_secret"])
         orders = upstream.create("demo").id
         await attach(site, orders, "orders")

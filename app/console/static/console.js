@@ -48,6 +48,10 @@ function ago(ms) {
 function tellTimes() {
   for (const time of document.querySelectorAll("time[data-kind=age]"))
     time.textContent = `${ago(Date.now() - Date.parse(time.dateTime))} ago`;
+  for (const time of document.querySelectorAll("time[data-kind=until]")) {
+    const left = Date.parse(time.dateTime) - Date.now();
+    time.textContent = `${new Date(time.dateTime).toLocaleString()} (${left > 0 ? `${ago(left)} left` : `${ago(-left)} ago`})`;
+  }
   for (const time of document.querySelectorAll("time[data-kind=at]")) {
     const at = new Date(time.dateTime);
     const isToday = at.toDateString() === new Date().toDateString();
