@@ -19,13 +19,14 @@ from app.console.pages import LIVE_HEADER, etag, page, unchanged
 from app.console.text import INLINE_CHARS_MAX, PAGE_CHARS
 from app.console.wording import DENY_REASONS
 from app.store import calls, decisions, deliveries
-from app.store.decisions import DENY_MESSAGE_CHARS_MAX, Refused
+from app.store.decisions import DENY_MESSAGE_CHARS_MAX, SHOWN_MS_MAX, Refused
 
 CARDS_MAX: Final = 100
 """So many of the oldest are shown; the page says when more wait."""
 PAGE_MAX: Final = 1_000_000
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_SHOWN: Final = re.compile(r"[0-9]{1,12}")
 
 router = APIRouter(route_class=ConsoleRoute)
 
@@ -79,7 +80,7 @@ async def decide(request: Request, bridge: Given, viewer: Signed, form: Form) ->
 
 
 def _decision(form: Mapping[str, str]) -> dict[str, Any]:
-    """Read what was decided and on which input."""
+    """Read what was decided, on which input, and after how long (absent without script)."""
     result: Literal["allow", "deny"] = "allow" if form.get("result") == "allow" else "deny"
     message = str(cleaned(form.get("deny_message", ""))).strip()
     input_digest = form.get("input_digest", "")
@@ -90,7 +91,11 @@ def _decision(form: Mapping[str, str]) -> dict[str, Any]:
             "invalid_request", f"The reason is over {DENY_MESSAGE_CHARS_MAX} characters; shorten it."
         )
     deny_message = message or None if result == "deny" else None
-    return {"result": result, "deny_message": deny_message, "input_digest": input_digest}
+    shown = form.get("shown_ms", "")
+    shown_ms = min(int(shown), SHOWN_MS_MAX) if _SHOWN.fullmatch(shown) else None
+    return {
+        "result": result, "deny_message": deny_message, "input_digest": input_digest, "shown_ms": shown_ms,
+    }  # fmt: skip
 
 
 async def _call_page(

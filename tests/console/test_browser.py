@@ -45,6 +45,12 @@ async def decided(site: Site, call_id: str) -> Any:
     return (await site.http.get(f"/sessions/sesn_1/calls/{call_id}")).json()["decision"]
 
 
+async def shown_ms(site: Site, call_id: str) -> int:
+    seen = select(tables.audit.c.shown_ms).where(tables.audit.c.call_id == call_id)
+    async with site.engine.connect() as connection:
+        return int((await connection.execute(seen)).scalar_one())
+
+
 async def test_the_one_time_link_opens_the_inbox_with_a_button(browser: Browser, site: Site) -> None:
     page = await open_page(browser, site)
     await page.goto(await site.link())
@@ -84,6 +90,7 @@ async def test_two_keystrokes_allow_the_oldest_and_nothing_is_on_allow_before(
     await expect(card(page, "tu_1")).to_contain_text("The call waits for upstream to take the decision.")
     assert {"result": "allow", "via": "console"}.items() <= (await decided(site, "tu_1")).items()
     assert await decided(site, "tu_2") is None
+    assert 0 <= await shown_ms(site, "tu_1") <= 60_000
     await expect(page.locator("#count")).to_have_text("1")
 
 

@@ -140,6 +140,7 @@ async function poll() {
   for (const card of document.querySelectorAll(".card:not([data-over])"))
     if (!live || !card.hasAttribute("data-waiting") || (listed && !listed.has(card.id)))
       await refreshCard(card);
+  markAppeared();
   count();
   filter();
   tellTimes();
@@ -148,10 +149,19 @@ async function poll() {
 
 // Deciding
 
+// For how long each card has been on the page: the audit keeps it beside the decision.
+const appeared = new Map();
+
+function markAppeared() {
+  for (const card of document.querySelectorAll(".card[data-waiting]"))
+    if (!appeared.has(card.id)) appeared.set(card.id, performance.now());
+}
+
 async function decide(form, button) {
   const card = form.closest(".card");
   const fields = new URLSearchParams(new FormData(form));
   fields.set("result", button.value);
+  fields.set("shown_ms", Math.round(performance.now() - (appeared.get(card.id) ?? performance.now())));
   for (const one of form.querySelectorAll("button")) one.disabled = true;
   const answer = await ask("POST", form.action, fields.toString());
   const fresh = answer.page && answer.page.getElementById(card.id);
@@ -280,6 +290,7 @@ async function arrive() {
   if (next && (await ask("GET", next)).status === 200) location.replace(next);
 }
 
+markAppeared();
 tellTimes();
 count();
 arrive();
