@@ -28,7 +28,7 @@ OLD, NEW, LOST = b"o" * 32, b"n" * 32, b"l" * 32
 BOTH = Secrets([NEW, OLD])
 HEADERS = {"authorization": "Bearer of-the-tool"}
 PLAIN = {
-    "keys.hash", "deliveries.reply", "bodies.body", "callbacks.body",
+    "keys.hash", "browser_passes.hash", "deliveries.reply", "bodies.body", "callbacks.body",
     "audit.previous", "audit.hash", "audit_heads.hash",
 }  # fmt: skip
 """Columns of bytes that are no secret, or are one no longer."""
