@@ -110,9 +110,16 @@ def simulate(
 
 
 @app.command()
-def demo() -> None:
+def demo(
+    tool_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own tool's webhook, which gets the calls of lookup_order.", show_default=False
+        ),
+    ] = None,
+) -> None:
     """Run the service against the simulator, with a tool and a session to watch."""
-    importlib.import_module("app.demo").main()
+    importlib.import_module("app.demo").main(tool_url)
 
 
 @keys.command("create")

@@ -34,11 +34,17 @@ from app.simulator.world import World
 
 POLL_S: Final = 0.15
 REQUEST_LIMIT_S: Final = 10.0
+TOOL_WAIT_S: Final = 3_600.0
+"""For so long the agent waits for a tool of the reader's own to be started."""
 LOOPBACK: Final = "127.0.0.1"
+_PORTS: Final = {"http": 80, "https": 443}
 
 
-def main() -> None:
-    """Run the demo until Ctrl-C or SIGTERM."""
+def main(tool_url: str | None = None) -> None:
+    """Run the demo until Ctrl-C or SIGTERM.
+
+    With a `tool_url` the calls of `lookup_order` go to that webhook, the reader's own; its secret is printed.
+    """
     try:
         settings = read_settings(os.environ)
     except SettingsError as error:
@@ -62,7 +68,7 @@ def main() -> None:
             if is_new and cluster.is_symlink():
                 say(f"The database lives in {cluster.resolve()}: its user may not enter {cluster.parent}.")
                 say("(`make clean` removes it together with .bascule.)")
-            runner.run(_until_sigterm(_demo(serve.with_stored_keys(settings), url)))
+            runner.run(_until_sigterm(_demo(serve.with_stored_keys(settings), url, tool_url)))
     except serve.CannotServeError as error:
         sys.exit(str(error))
 
@@ -82,7 +88,7 @@ async def _until_sigterm(work: Coroutine[Any, Any, None]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-async def _demo(settings: Settings, database_url: str) -> None:
+async def _demo(settings: Settings, database_url: str, tool_url: str | None) -> None:
     # Ids must not repeat: the database remembers the sessions of the last demo.
     async with running(World(seed=time.time_ns())) as upstream, _tool() as tool:
         settings = settings.model_copy(update={"upstream_url": upstream.url})
@@ -103,7 +109,7 @@ async def _demo(settings: Settings, database_url: str) -> None:
                 )
                 say(f"The console, where calls are decided: {await sign_in_link(bridge, base)}")
                 say("(The link signs you in once, within 15 minutes.)")
-                await story.begin(tool)
+                await story.begin(tool, own=tool_url)
                 upstream.say(session_id, "Where is order A-1042? Refund it if it is late.")
                 await story.follow()
                 await asyncio.Event().wait()
@@ -140,12 +146,14 @@ class _Story:
     key_file: str
     told: dict[str, str] = field(default_factory=dict)
 
-    async def begin(self, tool: str) -> None:
+    async def begin(self, tool: str, own: str | None) -> None:
         say(f"The service listens at {self.base} (its API is described at {self.base}/docs).")
         await self._retire()
-        for name in ("lookup_order", "bash"):
-            await self._ask("PUT", f"/tools/{name}", {"url": tool})
-        say(f"Two tools are registered, both served by {tool}: lookup_order and bash.")
+        for name, url in (("lookup_order", own or tool), ("bash", tool)):
+            await self._ask("PUT", f"/tools/{name}", {"url": url})
+            say(f"The tool {name} is registered; its webhook is {url}.")
+        if own:
+            await self._until_started(own)
         await self._ask("POST", f"/sessions/{self.session_id}/attach", {"max_idle_s": None})
         say(f"Session {self.session_id} is attached.")
         say()
@@ -171,6 +179,20 @@ class _Story:
         say(f"  curl -s {self._header()} {self.base}{path}/calls")
         say()
         say("The service goes on; Ctrl-C stops it. The README shows how to attach a real session.")
+
+    async def _until_started(self, url: str) -> None:
+        # The secret is told once and the last demo may have registered the tool, so it gets a new one.
+        rotated = await self._ask("POST", "/tools/lookup_order/rotate-secret", {"overlap_s": 0})
+        say("Start it with this secret; the agent waits until it listens:\n")
+        say(f"  TOOL_SECRET={rotated['signing_secret']}\n")
+        to = httpx.URL(url)
+        end = time.monotonic() + TOOL_WAIT_S
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(to.host, to.port or _PORTS.get(to.scheme))
+                writer.close()
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _retire(self) -> None:
         """Detach what an earlier demo left attached: its simulated agent is gone."""
@@ -225,5 +247,9 @@ class _Story:
 
     async def _ask(self, method: str, path: str, body: Any = None, **params: str) -> Any:
         response = await self.http.request(method, path, json=body, params=params)
+        if response.is_client_error:
+            problem = response.json()
+            wrong = [f"{error['field']}: {error['message']}" for error in problem.get("errors", ())]
+            raise serve.CannotServeError("\n".join(wrong) or problem["detail"])
         response.raise_for_status()
         return response.json()

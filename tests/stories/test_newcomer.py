@@ -22,7 +22,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from app.webhooks.wire import sign
-from tests.stories.receivers import free_port
+from tests.stories.receivers import EXAMPLES, Receiver, free_port, left_out
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -65,13 +65,13 @@ def folder() -> Iterator[Path]:
 class Demo:
     """`make demo` in a terminal of its own."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *options: str) -> None:
         environ = {**os.environ, "BASCULE_DATA_DIR": str(data_dir), "BASCULE_PORT": str(free_port())}
         environ.pop("ANTHROPIC_API_KEY", None)
         # A shell gives what it starts in the background an ignored SIGINT, and so do we to what we start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "demo"],
+            [sys.executable, "-m", "app", "demo", *options],
             cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -105,6 +105,36 @@ def test_the_demo_prints_the_curl_that_allows_its_held_call_and_then_shows_the_t
     texts = [message["text"] for message in json.loads(answer.stdout)["data"]]
     assert "refunded 49.90 EUR." in texts[-1]
     assert texts[-1].split(".")[-2] in demo.text
+
+
+@pytest.mark.timeout(360)
+def test_every_example_answers_a_call_of_the_demo(folder: Path) -> None:
+    """One demo after another on the same data; which examples may be left out, test_receivers says."""
+    for language in EXAMPLES:
+        if left_out(language):
+            continue
+        port = free_port()
+        demo = Demo(folder / "d", "--tool-url", f"http://127.0.0.1:{port}/")
+        try:
+            secret = demo.terminal.until(r"TOOL_SECRET=(whsec_\S+)", DEMO_LIMIT_S).group(1)
+            receiver = Receiver(EXAMPLES[language], secret, port)
+            try:
+                demo.terminal.until("The tool answered: order A-1042 has shipped", DEMO_LIMIT_S)
+            finally:
+                receiver.stop()
+        finally:
+            demo.stop(signal.SIGINT)
+
+
+@pytest.mark.timeout(120)
+def test_a_demo_that_may_not_call_its_tool_says_why(folder: Path) -> None:
+    demo = Demo(folder / "d", "--tool-url", "http://169.254.169.254/")
+    try:
+        demo.terminal.until("url: This address hands out a cloud.s credentials", DEMO_LIMIT_S)
+        assert demo.process.wait(timeout=STOP_LIMIT_S) == 1
+    finally:
+        demo.stop(signal.SIGINT)
+    assert "Traceback" not in demo.terminal.text
 
 
 @pytest.mark.timeout(120)
