@@ -96,7 +96,8 @@ class Gate:
 
     `by` is `upstream` (it asks, or may have asked), `tool` (the registration says ask) or `rule`.
     `reason` is one of `Reason`. A call that comes to be held has `expires_in_s` from then on by the store's
-    time, and then `on_expiry` happens; None waits for ever. Neither is read back: the store keeps the moment.
+    time, and then `on_expiry` happens; None waits for ever. After `remind_after_s` people are reminded of it
+    for the first time; None: never. None of these is read back: the store keeps the moments.
     """
 
     by: Literal["upstream", "tool", "rule"]
@@ -104,6 +105,7 @@ class Gate:
     reason: str
     expires_in_s: float | None = None
     on_expiry: Literal["deny", "keep"] = "deny"
+    remind_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
