@@ -290,6 +290,8 @@ decisions = Table(
     ),
 )
 
+_DECIDED = "kind in ('decision.recorded', 'decision.seen') and via <> 'policy'"
+
 audit = Table(
     "audit",
     metadata,
@@ -317,6 +319,15 @@ audit = Table(
         "session_id",
         "sequence",
         postgresql_where=text("session_id is not null"),
+    ),
+    Index("ix_audit_decided", "tenant", "subject", "sequence", postgresql_where=text(_DECIDED)),
+    Index(
+        "ix_audit_decided_inputs",
+        "tenant",
+        "subject",
+        "input_digest",
+        "sequence",
+        postgresql_where=text(_DECIDED),
     ),
 )
 
