@@ -22,7 +22,7 @@ class Forwarder(BaseHTTPRequestHandler):
             self.answer(401)
             return
         notice, id_ = json.loads(body), self.headers["webhook-id"]
-        if notice["type"] == "confirmation.requested" and id_ not in posted:
+        if notice["type"] in ("confirmation.requested", "confirmation.reminded") and id_ not in posted:
             try:
                 post(notice["data"])
             except OSError:
@@ -42,6 +42,8 @@ class Forwarder(BaseHTTPRequestHandler):
 def post(call):
     """Plain text, so that no name of a tool can mark up the message; the button only opens the page."""
     text = f"The agent wants to use {call['tool']} ({call['gate']['reason']}, session {call['session_id']})."
+    if "reminders" in call:
+        text = f"Still waiting after {call['age_s'] / 60:.0f} min, reminder {call['reminders']}. {text}"
     section = {"type": "section", "text": {"type": "plain_text", "text": text[:3000], "emoji": False}}
     look = {"type": "button", "text": {"type": "plain_text", "text": "Look and decide"}, "url": call["url"]}
     message = {

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.api.access import Authenticated, Caller, requires
 from app.api.bridge import Bridge, Given
@@ -16,19 +17,22 @@ from app.api.calls import CallObject, call_list, call_object, decision_object, g
 from app.api.lists import (
     ID_CHARS_MAX,
     LIMIT_DEFAULT,
+    TOOL_NAME_CHARS_MAX,
     Cursor,
     Limit,
     ListOf,
     SessionId,
     json_response,
     position_after,
+    printable,
 )
 from app.api.polls import PolledRoute, polls
 from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, not_found
-from app.core.calls import END_STATES
+from app.core.calls import END_STATES, Reason
 from app.store import attachments, calls, decisions
-from app.store.calls import CallView
+from app.store.calls import CallView, Filter
 from app.store.decisions import DENY_MESSAGE_CHARS_MAX, SHOWN_MS_MAX, Approved, Recorded, Refused
+from app.store.paging import Page
 from app.store.wakeups import Signal, session_key
 
 LOOK_LIMIT_S: Final = 2.0
@@ -37,6 +41,7 @@ OUTCOME_LIMIT_S: Final = 2.0
 """How long upstream may take to accept a decision before the answer is 202."""
 POLL_S: Final = 0.25
 """How often the store is looked at meanwhile, should no wake-up come."""
+OLDER_THAN_S_MAX: Final = 366 * 86_400
 
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
@@ -129,6 +134,32 @@ async def confirm(session_id: SessionId, body: ConfirmBody, bridge: Given, calle
         return await _outcome(bridge, caller.tenant, session_id, body, done, signal)
 
 
+def filtered(
+    caller: Authenticated,
+    tool: Annotated[
+        str | None,
+        Query(min_length=1, max_length=TOOL_NAME_CHARS_MAX, description="Only calls of this exact name."),
+        printable,
+    ] = None,
+    reason: Annotated[
+        Reason | None, Query(description="Only those that are held for it, as `gate.reason` says.")
+    ] = None,
+    older_than_s: Annotated[
+        float | None,
+        Query(
+            ge=0, le=OLDER_THAN_S_MAX, allow_inf_nan=False, description="Only those first seen so long ago."
+        ),
+    ] = None,
+    mine: Annotated[
+        bool, Query(description="Only those whose tool lets this key decide, by its `approvers`.")
+    ] = False,
+) -> Filter:
+    return Filter(tool=tool, reason=reason, older_than_s=older_than_s, decider=caller.id if mine else None)
+
+
+Filtered = Annotated[Filter, Depends(filtered)]
+
+
 @router.get(
     "/confirmations",
     response_model=ListOf[CallObject],
@@ -137,11 +168,18 @@ async def confirm(session_id: SessionId, body: ConfirmBody, bridge: Given, calle
     **polls("confirm"),
 )
 async def list_confirmations(
-    bridge: Given, caller: Authenticated, limit: Limit = LIMIT_DEFAULT, cursor: Cursor = None
+    bridge: Given,
+    caller: Authenticated,
+    only: Filtered,
+    session: Annotated[
+        str | None, Query(pattern="^[A-Za-z0-9_-]{1,128}$", description="Only this session's.")
+    ] = None,
+    limit: Limit = LIMIT_DEFAULT,
+    cursor: Cursor = None,
 ) -> Response:
     after = position_after(cursor)
     async with bridge.engine.connect() as connection:
-        page = await calls.waiting(connection, caller.tenant, after=after, limit=limit)
+        page = await _waiting(connection, caller.tenant, session, only, after, limit)
     return call_list(page)
 
 
@@ -156,15 +194,24 @@ async def list_session_confirmations(
     session_id: SessionId,
     bridge: Given,
     caller: Authenticated,
+    only: Filtered,
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Response:
     after = position_after(cursor)
     async with bridge.engine.connect() as connection:
-        if not await attachments.exists(connection, caller.tenant, session_id):
+        page = await _waiting(connection, caller.tenant, session_id, only, after, limit)
+        if not page.items and not await attachments.exists(connection, caller.tenant, session_id):
             raise not_found("session_not_found")
-        page = await calls.waiting(connection, caller.tenant, session_id=session_id, after=after, limit=limit)
     return call_list(page)
+
+
+async def _waiting(
+    connection: AsyncConnection, tenant: str, session_id: str | None, only: Filter, after: int, limit: int
+) -> Page[CallView]:
+    """Read a page; one snapshot shows the calls and the rules of their tools."""
+    await connection.execution_options(isolation_level="REPEATABLE READ")
+    return await calls.waiting(connection, tenant, session_id=session_id, after=after, limit=limit, only=only)
 
 
 async def _decide(

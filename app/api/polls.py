@@ -107,7 +107,8 @@ async def _woken(waiting: Coroutine[Any, Any, bool], stopping: asyncio.Event) ->
 def _key(request: Request) -> str:
     """What wakes the poll. No wake-up is for a whole tenant's sessions: those are looked at by the clock."""
     caller: Caller = request.state.caller
-    return session_key(caller.tenant, request.path_params.get("session_id", ""))
+    session_id = request.path_params.get("session_id") or request.query_params.get("session", "")
+    return session_key(caller.tenant, session_id)
 
 
 def _wait_s(request: Request) -> float:

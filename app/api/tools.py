@@ -32,6 +32,7 @@ from app.core.tools import Retry
 from app.store import audit, health, tools
 from app.store.audit import Entry, Kind
 from app.store.health import Health
+from app.store.reminders import REMINDERS_MAX
 from app.store.secrets import UnreadableSecretError
 from app.store.tools import Registration
 
@@ -87,6 +88,13 @@ class ToolPolicy(BaseModel):
     on_expiry: Literal["deny", "keep"] = Field(
         "deny", description="Then: `deny` it, or `keep` it and show it as overdue. Nothing ever allows it."
     )
+    remind_after_s: int | None = Field(
+        None,
+        ge=1,
+        le=30 * DAY_S,
+        description="How long a call of this name is held before subscribers get `confirmation.reminded`;"
+        f" {REMINDERS_MAX} times at most, after twice as long each time; null: never.",
+    )
     callback_timeout_s: int = Field(3600, ge=0, le=DAY_S, description="0 refuses a 202.")
     callback_timeout_max_s: int = Field(DAY_S, ge=0, le=30 * DAY_S)
     when_unhealthy: Literal["wait", "answer"] = Field(
@@ -127,6 +135,12 @@ class ToolBody(ToolPolicy):
             raise ValueError("attempt_timeout_s must be at most timeout_s")
         if self.approvers is not None and len(set(self.approvers)) < self.approvals_required:
             raise ValueError("approvers must name as many keys as approvals_required says, or be null")
+        is_denied_in_time = self.expires_in_s is not None and self.on_expiry == "deny"
+        if is_denied_in_time and (self.remind_after_s or 0) >= (self.expires_in_s or 0):
+            raise ValueError(
+                "remind_after_s must be less than expires_in_s, after which the call is denied;"
+                " or on_expiry must be `keep`"
+            )
         if self.callback_timeout_max_s < self.callback_timeout_s:
             raise ValueError("callback_timeout_max_s must be at least callback_timeout_s")
         return self

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final, cast
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -16,10 +17,11 @@ from app.console.text import Input, read_input
 from app.core.calls import END_STATES, digest
 from app.core.events import Kind
 from app.core.tools import CATCH_ALL, is_admitted, registration_of
-from app.store import attachments, keys, messages, tools
+from app.store import attachments, keys, messages, precedents, tools
 from app.store.attachments import Settings
 from app.store.calls import CallView, Decision
 from app.store.messages import MessageView
+from app.store.precedents import Precedent
 
 MESSAGES_SHOWN: Final = 3
 MESSAGE_CHARS_MAX: Final = 600
@@ -33,7 +35,11 @@ _OTHERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card shows. `version` changes with everything on it but the session's messages."""
+    """What a card shows.
+
+    `last` are the last decisions on calls of its tool, newest first, `same` the last one on its very input,
+    with who decided in words. `version` changes with everything but these and the session's messages.
+    """
 
     call: CallView
     input: Input
@@ -46,6 +52,8 @@ class Card:
     state: str
     decided_by: str | None
     messages: Sequence[MessageView] = field(default=())
+    last: Sequence[Precedent] = field(default=())
+    same: Precedent | None = None
 
     @property
     def key(self) -> str:
@@ -66,6 +74,14 @@ class Card:
     @property
     def is_waiting(self) -> bool:
         return self.call.state == "held" and self.decision is None
+
+    @property
+    def tally(self) -> str:
+        return wording.tally([one.result for one in self.last])
+
+    @property
+    def deny_reason(self) -> str:
+        return wording.deny_reason([one.deny_message for one in self.last])
 
     @property
     def is_over(self) -> bool:
@@ -98,7 +114,7 @@ async def make(connection: AsyncConnection, tenant: str, found: Sequence[CallVie
         said[session_id] = (
             await messages.page(connection, tenant, session_id, after=after, limit=MESSAGES_SHOWN)
         ).items
-    return [
+    shown = [
         _card(
             call,
             _url(call, urls, *settings.get(call.session_id, (Settings(), None))),
@@ -107,6 +123,28 @@ async def make(connection: AsyncConnection, tenant: str, found: Sequence[CallVie
         )
         for call in found
     ]
+    return await _with_precedents(connection, tenant, shown)
+
+
+async def _with_precedents(connection: AsyncConnection, tenant: str, shown: Sequence[Card]) -> list[Card]:
+    waiting = [card for card in shown if card.is_waiting]
+    last = await precedents.of_tools(connection, tenant, {card.call.tool for card in waiting})
+    same = await precedents.of_inputs(connection, tenant, {(card.call.tool, card.digest) for card in waiting})
+    found = [*chain.from_iterable(last.values()), *same.values()]
+    names = await keys.names(connection, tenant, {one.by for one in found})
+
+    def named(one: Precedent) -> Precedent:
+        return replace(one, by=name_of(one.by, one.via, names))
+
+    def with_them(card: Card) -> Card:
+        own = same.get((card.call.tool, card.digest))
+        return replace(
+            card,
+            last=[named(one) for one in last[card.call.tool]],
+            same=None if own is None else named(own),
+        )
+
+    return [with_them(card) if card.is_waiting else card for card in shown]
 
 
 def decider(decision: Decision | None, names: dict[str, str]) -> str | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from app.console.text import Field, Input, line
 from app.store.calls import CallView, Gate
+from app.store.decisions import DEFAULT_DENY_MESSAGE
 
 OBJECT_CHARS_MAX: Final = 160
 OPERATOR: Final = "the operator’s key"
@@ -94,6 +95,21 @@ def needs(gate: Gate | None, names: Mapping[str, str]) -> str:
     if gate.rules.approvers is not None:
         sentences.append(f"Only {', '.join(gate.rules.approvers) or 'nobody'} may decide.")
     return " ".join(sentences)
+
+
+def tally(results: Sequence[str]) -> str:
+    """Return how the last calls of a tool were decided, as the beginning of a sentence."""
+    counts = {"allowed": results.count("allow"), "denied": len(results) - results.count("allow")}
+    if len(results) == 1:
+        return f"The last one of this tool was {next(word for word, count in counts.items() if count)}"
+    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return f"The last {len(results)} of this tool: {told}"
+
+
+def deny_reason(messages: Sequence[str | None]) -> str:
+    """Return the newest reason that somebody gave to an agent; it is that person's own text."""
+    given = (message for message in messages if message and message != DEFAULT_DENY_MESSAGE)
+    return line(next(given, ""), OBJECT_CHARS_MAX)
 
 
 def destination(call: CallView, url: str | None) -> str:

@@ -84,14 +84,20 @@ class Result:
     is_error: bool
 
 
+Reason = Literal[
+    "ask", "unknown_permission", "unread_policy", "required_action", "tool_asks", "outcome_unknown"
+]
+"""Why a call is held, as a code; a later version may have stored others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Who holds a call, and why.
 
     `by` is `upstream` (it asks, or may have asked), `tool` (the registration says ask) or `rule`.
-    `reason` is a code: `ask`, `unknown_permission`, `unread_policy`, `required_action`, `tool_asks`,
-    `outcome_unknown`. A call that comes to be held has `expires_in_s` from then on by the store's time, and
-    then `on_expiry` happens; None waits for ever. Neither is read back: the store keeps the moment.
+    `reason` is one of `Reason`. A call that comes to be held has `expires_in_s` from then on by the store's
+    time, and then `on_expiry` happens; None waits for ever. After `remind_after_s` people are reminded of it
+    for the first time; None: never. None of these is read back: the store keeps the moments.
     """
 
     by: Literal["upstream", "tool", "rule"]
@@ -99,6 +105,7 @@ class Gate:
     reason: str
     expires_in_s: float | None = None
     on_expiry: Literal["deny", "keep"] = "deny"
+    remind_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ Event = Literal[
     "confirmation.requested",
     "confirmation.decided",
     "confirmation.expired",
+    "confirmation.reminded",
     "call.failed",
     "call.outcome_unknown",
     "call.unowned",

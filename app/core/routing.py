@@ -114,7 +114,12 @@ class Router:
         name = gating(self.tools, call.kind, call.tool)
         tool = None if name is None else self.tools.get(name)
         if gate is not None and tool is not None:
-            gate = replace(gate, expires_in_s=tool.expires_in_s, on_expiry=tool.on_expiry)
+            gate = replace(
+                gate,
+                expires_in_s=tool.expires_in_s,
+                on_expiry=tool.on_expiry,
+                remind_after_s=tool.remind_after_s,
+            )
         self._ledger.save(replace(call, gate=gate), "held")
 
     def _park(self, call: Call) -> None:

@@ -36,7 +36,8 @@ class Tool:
     answered with an error, undelivered. `version` rises with each change of the registration.
     `disabled_reason` is why the service disabled it: `gone`, its endpoint answered 410. `fault` says why the
     tool cannot be called although it is registered, with the remedy: its calls park, and no other tool takes
-    them. A call that is held, by whichever gate, expires after `expires_in_s`; None: never.
+    them. A call that is held, by whichever gate, expires after `expires_in_s`; None: never. People are
+    reminded of it after `remind_after_s`, and later again; None: never.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Tool:
     gate: Literal["upstream", "ask"] = "upstream"
     expires_in_s: float | None = None
     on_expiry: Literal["deny", "keep"] = "deny"
+    remind_after_s: float | None = None
     when_unhealthy: Literal["wait", "answer"] = "wait"
     callback_timeout_s: float = 3600.0
     callback_timeout_max_s: float = 86_400.0

@@ -23,7 +23,7 @@ from app.runner.callbacks import Callbacks
 from app.runner.runner import DefectError, SessionRunner
 from app.runner.tasks import Parts
 from app.runner.tool_tests import ToolTests
-from app.store import decisions, leases, runs
+from app.store import decisions, leases, reminders, runs
 from app.store.attachments import settings_of
 from app.store.batches import Batch
 from app.store.database import is_unavailable
@@ -41,6 +41,8 @@ CLAIMS_MAX: Final = 200
 """How many attachments one statement takes over."""
 EXPIRIES_MAX: Final = 200
 """How many held calls one poll lets expire."""
+REMINDERS_AT_ONCE: Final = 200
+"""Of how many held calls one poll reminds."""
 STARTS_PER_S: Final = 100
 """How many runs begin in a second at most, so that a takeover opens its streams at a pace."""
 DRAIN_S: Final = 30.0
@@ -222,6 +224,7 @@ class Fleet:
         while await self._claim() == CLAIMS_MAX:
             pass
         await self._expire()
+        await self._remind()
         async with self._engine.begin() as connection:
             wishes = await runs.wishes(connection, self.replica_id)
             held = await leases.held(connection, self.replica_id)
@@ -266,6 +269,14 @@ class Fleet:
                     await decisions.expire(connection, tenant, session_id, call_id)
             except Exception as error:
                 log.warning("expiry_failed", session_id=session_id, call_id=call_id, error=repr(error))
+
+    async def _remind(self) -> None:
+        """Tell people of calls that are still held."""
+        try:
+            async with self._engine.begin() as connection:
+                await reminders.remind(connection, self.replica_id, REMINDERS_AT_ONCE)
+        except Exception as error:
+            log.warning("reminders_failed", replica_id=self.replica_id, error=repr(error))
 
     async def _compare(self, held: set[Lease]) -> None:
         """Give back leases that nobody runs here, and end runs whose lease is another's."""

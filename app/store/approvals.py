@@ -46,6 +46,20 @@ async def rules_of(
     return found
 
 
+async def may_decide(
+    connection: AsyncConnection, tenant: str, by: str, calls: Collection[tuple[Kind, str]]
+) -> set[tuple[Kind, str]]:
+    """Return those of these kinds and tools on whose calls the key `by` may decide."""
+    keys = tables.keys
+    name = await connection.scalar(select(keys.c.name).where(keys.c.tenant == tenant, keys.c.id == by))
+    rules = await rules_of(connection, tenant, calls)
+    return {
+        one
+        for one, rule in rules.items()
+        if rule.approvers is None or by in rule.approvers or name in rule.approvers
+    }
+
+
 async def entitled(
     connection: AsyncConnection, tenant: str, rules: Rules, by: str, others: Sequence[str]
 ) -> tuple[bool, set[str]]:

@@ -201,6 +201,7 @@ def _calls(batches: Sequence[Batch]) -> _Rows:
                 gate_reason=call.gate and call.gate.reason,
                 expires_in_s=call.gate and call.gate.expires_in_s,
                 gate_on_expiry=call.gate and call.gate.expires_in_s and call.gate.on_expiry,
+                gate_remind_after_s=call.gate and call.gate.remind_after_s,
                 outcome_unknown=call.outcome_unknown,
                 attempts=call.attempts, result=call.result and call.result.content.decode(),
                 is_error=call.result and call.result.is_error, posted=call.posted, detail=call.detail,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, lateral, not_, select, true
+from sqlalchemy import ColumnElement, Row, Select, and_, func, lateral, not_, select, true, tuple_
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.selectable import LateralFromClause
 
 from app.store import tables
-from app.store.approvals import NO_RULES, Rules, rules_of
+from app.store.approvals import NO_RULES, Rules, may_decide, rules_of
 from app.store.attachments import NOT_ATTACHED
 from app.store.paging import Page, bounded_rows
 
@@ -22,6 +22,23 @@ Mark = tuple[str, str, datetime]
 
 _calls = tables.calls
 _decisions = tables.decisions
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which of the calls that wait are wanted: those that fit every member that is not None.
+
+    `older_than_s` is the least age in seconds since a call was first seen, by the database's time. `decider`
+    is a key's id: calls whose approvers do not include it are left out.
+    """
+
+    tool: str | None = None
+    reason: str | None = None
+    older_than_s: float | None = None
+    decider: str | None = None
+
+
+ALL: Final = Filter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +131,35 @@ async def page(
 
 
 async def waiting(
-    connection: AsyncConnection, tenant: str, *, session_id: str | None = None, after: int, limit: int
+    connection: AsyncConnection,
+    tenant: str,
+    *,
+    session_id: str | None = None,
+    after: int,
+    limit: int,
+    only: Filter = ALL,
 ) -> Page[CallView]:
-    """Return the calls that wait for a person, oldest first: held, undecided, of sessions that are served."""
+    """Return the calls that wait for a person, oldest first: held, undecided, of sessions that are served.
+
+    With a `decider` the transaction must be one snapshot, as it is with REPEATABLE READ: a call that came in
+    between would be left out, and the cursor would pass it.
+    """
     query = _shown().where(_calls.c.tenant == tenant, _calls.c.position > after, *_is_waiting())
     if session_id is not None:
         query = query.where(_calls.c.session_id == session_id)
+    if only.tool is not None:
+        query = query.where(_calls.c.tool == only.tool)
+    if only.reason is not None:
+        query = query.where(_calls.c.gate_reason == only.reason)
+    if only.older_than_s is not None:
+        query = query.where(
+            _calls.c.created_at <= func.now() - func.make_interval(0, 0, 0, 0, 0, 0, only.older_than_s)
+        )
+    if only.decider is not None:
+        held = select(_calls.c.kind, _calls.c.tool).where(_calls.c.tenant == tenant, _calls.c.state == "held")
+        asked = {(row.kind, row.tool) for row in await connection.execute(held.distinct())}
+        theirs = await may_decide(connection, tenant, only.decider, asked)
+        query = query.where(tuple_(_calls.c.kind, _calls.c.tool).in_(theirs))
     return await _page(connection, tenant, query, limit)
 
 

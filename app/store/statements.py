@@ -105,28 +105,34 @@ _IS_LEFT: Final = (
 )
 """An earlier run left the result of the delivery that the writer still waits for, or has given up."""
 _KEPT: Final = ("outcome_unknown", "attempts", "result", "is_error")
+_AS_HELD: Final = (
+    "gate_expires_at", "gate_on_expiry", "gate_remind_after_s", "gate_remind_at", "gate_reminders"
+)  # fmt: skip
 _SAVED: Final = {
     **{name: f"excluded.{name}" for name in _CHANGING},
     **{name: f"case when {_IS_LEFT} then calls.{name} else excluded.{name} end" for name in _KEPT},
     "state": f"case when {_IS_LEFT} and excluded.state = 'dispatched'"
     " then 'answered' else excluded.state end",
-    # Set once, when the call comes to be held: neither a refused decision nor a restart grants more time.
+    # Set once, when the call comes to be held: neither a refused decision nor a restart grants more time, or
+    # begins the reminders again.
     **{
         name: f"case when excluded.state = 'held' and calls.state <> 'held'"
         f" then excluded.{name} else calls.{name} end"
-        for name in ("gate_expires_at", "gate_on_expiry")
+        for name in _AS_HELD
     },
 }
 _CALL: Final = {
     **_SESSION, "id": "text", "kind": "text", "tool": "text", "thread_id": "text", "input": "text",
     "processed_at": "text", "permission": "text", "state": "text", "gate_by": "text", "gate_reason": "text",
-    "gate_on_expiry": "text", "outcome_unknown": "boolean", "attempts": "integer", "result": "text",
-    "is_error": "boolean", "posted": "boolean", "detail": "text",
+    "gate_on_expiry": "text", "gate_remind_after_s": "double precision", "outcome_unknown": "boolean",
+    "attempts": "integer", "result": "text", "is_error": "boolean", "posted": "boolean", "detail": "text",
 }  # fmt: skip
 SAVE_CALLS: Final = Bulk.of(
     f"""
-    insert into calls ({", ".join(_CALL)}, gate_expires_at)
-    select {", ".join(_CALL)}, now() + make_interval(secs => w.expires_in_s) from {{rows}}
+    insert into calls ({", ".join(_CALL)}, gate_expires_at, gate_remind_at)
+    select {", ".join(_CALL)}, now() + make_interval(secs => w.expires_in_s),
+        now() + make_interval(secs => w.gate_remind_after_s)
+    from {{rows}}
     on conflict (tenant, session_id, id) do update
     set {", ".join(f"{name} = {value}" for name, value in _SAVED.items())}, updated_at = now()
     where calls.state not in ({_OVER}) or calls.state = excluded.state

@@ -233,6 +233,9 @@ calls = Table(
     Column("gate_reason", Text),
     Column("gate_expires_at", DateTime(timezone=True)),
     Column("gate_on_expiry", Text, comment="deny or keep, as registered when the call came to be held"),
+    Column("gate_remind_after_s", Double, comment="as registered when the call came to be held"),
+    Column("gate_remind_at", DateTime(timezone=True), comment="of the next reminder; null after the last"),
+    Column("gate_reminders", Integer, nullable=False, server_default=text("0"), comment="sent so far"),
     Column("outcome_unknown", Boolean, nullable=False, server_default=text("false")),
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("result", Text, nullable=True, comment="JSON array of content blocks"),
@@ -251,6 +254,11 @@ calls = Table(
         "ix_calls_expiring",
         "gate_expires_at",
         postgresql_where=text("state = 'held' and gate_on_expiry = 'deny'"),
+    ),
+    Index(
+        "ix_calls_reminding",
+        "gate_remind_at",
+        postgresql_where=text("state = 'held' and gate_remind_at is not null"),
     ),
     Index(None, "tenant", "session_id", "position"),
 )
@@ -282,6 +290,8 @@ decisions = Table(
     ),
 )
 
+_DECIDED = "kind in ('decision.recorded', 'decision.seen') and via <> 'policy'"
+
 audit = Table(
     "audit",
     metadata,
@@ -309,6 +319,15 @@ audit = Table(
         "session_id",
         "sequence",
         postgresql_where=text("session_id is not null"),
+    ),
+    Index("ix_audit_decided", "tenant", "subject", "sequence", postgresql_where=text(_DECIDED)),
+    Index(
+        "ix_audit_decided_inputs",
+        "tenant",
+        "subject",
+        "input_digest",
+        "sequence",
+        postgresql_where=text(_DECIDED),
     ),
 )
 

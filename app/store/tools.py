@@ -490,6 +490,7 @@ _TOOL_MEMBERS: Final = (
     "gate",
     "expires_in_s",
     "on_expiry",
+    "remind_after_s",
     "when_unhealthy",
     "callback_timeout_s",
     "callback_timeout_max_s",

@@ -304,6 +304,21 @@ async def test_an_unchanged_inbox_is_not_sent_again(site: Site) -> None:
     assert 200 == (await visitor.get("/console", headers=tag)).status_code
 
 
+async def test_a_card_shows_what_was_decided_before_so_that_every_character_can_be_seen(site: Site) -> None:
+    """The reason and the names are other people's text."""
+    await hold(site, "tu_1", "tu_2", "tu_3")
+    visitor = await site.visitor(await site.key("<b>Ana\u202e</b>"))
+    token = form_token(await visitor.get("/console"))
+    for call_id, more in (("tu_1", {}), ("tu_2", {"result": "deny", "deny_message": "No <i>way</i>\u202e"})):
+        answer = await visitor.post("/console/decisions", data=decision(call_id, form_token=token) | more)
+        assert 303 == answer.status_code
+    shown = " ".join((await visitor.get("/console")).text.split())
+    assert "The last 2 of this tool: 1 allowed, 1 denied (<q>No &lt;i&gt;way&lt;/i&gt;" in shown
+    assert ", the last by &lt;b&gt;Ana" in shown
+    assert "The very same input was denied by &lt;b&gt;Ana" in shown
+    assert "\u202e" not in shown.partition("<article ")[2]
+
+
 async def test_a_long_inbox_says_that_more_wait(site: Site) -> None:
     await hold(site, *(f"tu_{n}" for n in range(CARDS_MAX + 5)))
     visitor = await site.visitor(await site.key("Ana"))

@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import event, insert, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.console import cards
 from app.console.cards import Card
 from app.console.text import INLINE_CHARS_MAX
-from app.store import calls, tables, tools
+from app.store import audit, calls, decisions, keys, tables, tools
+from app.store.audit import Entry
 from tests.store.rows import SECRETS, add_attachment, add_call, add_message
 
 pytestmark = pytest.mark.anyio
@@ -124,3 +125,104 @@ async def test_a_card_says_how_long_it_is_held_and_whose_word_it_takes(engine: A
     later = await read(engine)
     assert later.needs.startswith("Allowed so far by the operator’s key. It takes 2")
     assert shown.version != later.version
+
+
+async def decided(engine: AsyncEngine, call_id: str, result: Any, by: str, **values: Any) -> None:
+    """Add a call and let somebody decide on it."""
+    values = {"input": '{"command": "other"}', "gate_by": "tool"} | values
+    message = values.pop("deny_message", None)
+    async with engine.begin() as connection:
+        await add_call(connection, call_id, **values)
+        given = {"result": result, "deny_message": message, "by": by, "via": "console"}
+        done = await decisions.decide(connection, "default", "sesn_1", call_id, **given)
+        assert isinstance(done, decisions.Recorded)
+
+
+async def person(engine: AsyncEngine, name: str) -> str:
+    async with engine.begin() as connection:
+        key, _ = await keys.create(connection, "default", name, ["confirm"])
+    return key.id
+
+
+async def test_a_card_tells_how_the_last_calls_of_its_tool_were_decided(engine: AsyncEngine) -> None:
+    """Five of them, the newest first, by name; and no others'."""
+    ana, ben = await person(engine, "Ana"), await person(engine, "Ben")
+    assert ([], None) == ((shown := await card(engine)).last, shown.same)
+    await decided(engine, "tu_2", "deny", ben)
+    for n in range(3, 6):
+        await decided(engine, f"tu_{n}", "allow", ben)
+    await decided(engine, "tu_6", "deny", "admin", deny_message="Use the replica.\nAlways.")
+    await decided(engine, "tu_7", "allow", ana)
+    await decided(engine, "tu_8", "deny", ben, tool="refund")
+    shown = await read(engine)
+    assert "The last 5 of this tool: 4 allowed, 1 denied" == shown.tally
+    assert "Use the replica. …" == shown.deny_reason
+    assert ["Ana", "the operator’s key", "Ben", "Ben", "Ben"] == [one.by for one in shown.last]
+    assert shown.same is None
+
+
+async def test_a_card_tells_what_became_of_the_very_same_input(engine: AsyncEngine) -> None:
+    """However long ago, and only for the same tool."""
+    ben = await person(engine, "Ben")
+    same = (await card(engine)).call.input
+    await decided(engine, "tu_2", "deny", ben, input=same)
+    for n in range(3, 10):
+        await decided(engine, f"tu_{n}", "allow", ben)
+    await decided(engine, "tu_10", "allow", ben, input=same, tool="refund")
+    shown = await read(engine)
+    assert shown.same is not None
+    assert ("deny", "Ben", "") == (shown.same.result, shown.same.by, shown.deny_reason)
+    assert "The last 5 of this tool: 5 allowed" == shown.tally
+
+
+async def test_what_upstream_refused_and_what_time_or_a_policy_decided_is_no_precedent(
+    engine: AsyncEngine,
+) -> None:
+    await card(engine)
+    await decided(engine, "tu_2", "allow", "admin", gate_by="upstream")
+    async with engine.begin() as connection:
+        await connection.execute(text("update decisions set status = 'refused'"))
+        over = {"gate_on_expiry": "deny", "gate_expires_at": text("now() - interval '1 s'")}
+        await add_call(connection, "tu_3", **over)
+        assert await decisions.expire(connection, "default", "sesn_1", "tu_3")
+        seen = [Entry("default", "decision.seen", "upstream", via, "sesn_1", "tu_2", result="deny")
+                for via in ("policy", "stream")]  # fmt: skip
+        await audit.append(connection, seen)
+    shown = await read(engine)
+    assert "The last one of this tool was denied" == shown.tally
+    assert ["another client or the vendor's console"] == [one.by for one in shown.last]
+
+
+async def test_another_tenants_decisions_are_no_precedent(engine: AsyncEngine) -> None:
+    await card(engine)
+    async with engine.begin() as connection:
+        await add_attachment(connection, "other")
+        await add_call(connection, "tu_2", "other", gate_by="tool")
+        given: dict[str, Any] = {"result": "allow", "deny_message": None, "by": "admin", "via": "api"}
+        await decisions.decide(connection, "other", "sesn_1", "tu_2", **given)
+    shown = await read(engine)
+    assert ([], None) == (shown.last, shown.same)
+
+
+async def test_many_cards_ask_the_database_no_more_than_one(engine: AsyncEngine) -> None:
+    async def asked(count: int) -> int:
+        async with engine.connect() as connection:
+            found = (await calls.waiting(connection, "default", after=0, limit=count)).items
+            assert len(found) == count
+            statements: list[str] = []
+
+            def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+                statements.append(statement)
+
+            event.listen(engine.sync_engine, "before_cursor_execute", note)
+            try:
+                await cards.make(connection, "default", found)
+            finally:
+                event.remove(engine.sync_engine, "before_cursor_execute", note)
+        return len(statements)
+
+    await card(engine)
+    async with engine.begin() as connection:
+        for n in range(40):
+            await add_call(connection, f"more_{n}", tool=f"tool_{n % 7}", input=f'{{"n": {n}}}')
+    assert await asked(1) == await asked(41)

@@ -40,6 +40,14 @@ def test_a_hold_names_the_time_that_the_registration_grants() -> None:
     ]
 
 
+def test_a_hold_names_when_its_registration_has_people_reminded() -> None:
+    life = Life(tools=(replace(ASKS, remind_after_s=30.0), LIMITED)).connect(
+        custom("c1"), use("c2", "gated", permission="ask")
+    )
+    gates = [life.calls[id_].gate for id_ in ("c1", "c2")]
+    assert [30.0, None] == [gate and gate.remind_after_s for gate in gates]
+
+
 def test_a_custom_call_without_a_registration_of_its_own_has_the_time_of_the_catch_all() -> None:
     """Built-in and MCP calls are not its own."""
     life = Life(tools=(replace(ASKS, name="*"),)).connect(

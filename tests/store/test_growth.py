@@ -18,8 +18,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from app.core.calls import Gate, Result
 from app.core.notifications import EVENTS
 from app.core.protocol import Progress
-from app.store import attachments, calls, decisions, deliveries, messages, notifications, runs, tables
+from app.store import (
+    attachments,
+    calls,
+    decisions,
+    deliveries,
+    messages,
+    notifications,
+    precedents,
+    reminders,
+    runs,
+    tables,
+)
 from app.store.batches import AttemptEnd, AttemptStart, Batch, write
+from app.store.calls import Filter
 from app.store.leases import Lease, claim, renew
 from tests.store.batches import a_call, a_tool, final, partial
 from tests.store.rows import SECRETS, add_attachment, add_call, emptied
@@ -82,6 +94,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "read decisions": lambda c, n: runs.decided(c, LEASE),
     "read wishes": lambda c, n: runs.wishes(c, "r1"),
     "read expiries": lambda c, n: decisions.due(c, "r1", 200),
+    "remind": lambda c, n: reminders.remind(c, "r1", 200),
     "read orphans": lambda c, n: runs.orphans(c, LEASE, ["open1"]),
     "renew": lambda c, n: renew(c, "r1"),
     "claim": lambda c, n: claim(c, "r2", 50),
@@ -91,6 +104,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET confirmations of a session": lambda c, n: calls.waiting(
         c, "default", session_id="sesn_1", after=0, limit=50
     ),
+    "GET confirmations with every filter": lambda c, n: calls.waiting(
+        c, "default", after=0, limit=50, only=Filter("bash", "ask", 0.0, "admin")
+    ),
+    "show how a tool was decided": lambda c, n: precedents.of_tools(c, "default", ["t", "other"]),
+    "show how an input was decided": lambda c, n: precedents.of_inputs(c, "default", [("t", "sha256:1")]),
     "GET call": lambda c, n: calls.get(c, *KEY, "open1"),
     "GET deliveries": lambda c, n: deliveries.of_call(c, *KEY, "c1"),
     "GET deliveries of a tool": lambda c, n: deliveries.of_tool(c, "default", "t", before=None, limit=50),
@@ -119,6 +137,10 @@ ROWS: Final = (
     select 'default', s, 'm' || n, 'final', repeat('x', 200), 1, n""",
     """deliveries (tenant, session_id, call_id, attempt, replica_id, tool, deadline_at, started_at, code)
     select 'default', s, 'c' || n, 1, 'r', 't', now(), now() - make_interval(secs => n), 'timeout'""",
+    """audit (tenant, sequence, at, kind, actor, via, session_id, call_id, subject, input_digest, result,
+    previous, hash) select 'default', coalesce((select max(sequence) from audit), 1000000)
+    + row_number() over (), now(), 'decision.recorded', 'k', 'api', s, 'c' || n,
+    case n % 2 when 0 then 't' else 'u' end, 'sha256:' || n % 7, 'allow', '', ''""",
     "bodies (tenant, session_id, call_id, body) select 'default', s, 'c' || n, 'x'",
 )
 """What is over: of each session `s` and number `n` a row of each kind."""
@@ -161,7 +183,7 @@ async def _fill(engine: AsyncEngine, size: int) -> None:
         for of in (of_mine, of_others):
             for insert in ROWS:
                 await connection.execute(text(f"insert into {insert} from ({of}) w(s, n)"))
-        await add_call(connection, "open1")
+        await add_call(connection, "open1", gate_remind_after_s=60.0, gate_remind_at=text("now()"))
         await add_call(connection, "open2", state="dispatched")
         await connection.execute(text("update calls set result = null where id in ('open1', 'open2')"))
     async with engine.connect() as connection:

@@ -85,12 +85,20 @@ async def _listens(http: httpx.AsyncClient) -> bool:
     return False
 
 
-async def send(http: httpx.AsyncClient, type_: str, *, id_: str = "ntf_1", key: bytes = KEY) -> int:
+async def send(
+    http: httpx.AsyncClient,
+    type_: str,
+    *,
+    id_: str = "ntf_1",
+    key: bytes = KEY,
+    age_s: float = 0.5,
+    **more: Any,
+) -> int:
     data = call_data(
         "sesn_1", "sevt_1", thread_id=None, tool=HOSTILE, kind="builtin", state="held", gate_by="upstream",
         gate_reason="ask", outcome_unknown=False,
     )  # fmt: skip
-    body = build_body(type_, datetime.now(UTC), encode(data), 0.5, "https://bridge.example")
+    body = build_body(type_, datetime.now(UTC), encode(data | more), age_s, "https://bridge.example")
     now = int(time.time())
     headers = {
         "webhook-id": id_, "webhook-timestamp": str(now), "webhook-signature": sign((key,), id_, now, body)
@@ -110,6 +118,16 @@ async def test_a_call_that_waits_appears_once_with_a_button_that_opens_its_page(
     assert HOSTILE in section["text"]["text"]
     assert "https://bridge.example/console/sessions/sesn_1/calls/sevt_1" == actions["elements"][0]["url"]
     assert HOSTILE not in message["text"]
+
+
+async def test_a_reminder_says_how_long_the_call_has_waited(
+    forwarder: httpx.AsyncClient, channel: Channel
+) -> None:
+    assert 204 == await send(forwarder, "confirmation.reminded", age_s=1800.2, reminders=2)
+    (message,) = channel.messages
+    assert message["blocks"][0]["text"]["text"].startswith(
+        "Still waiting after 30 min, reminder 2. The agent"
+    )
 
 
 async def test_what_slack_did_not_take_is_asked_for_again_and_what_is_not_signed_is_refused(
