@@ -97,6 +97,9 @@ class Stage:
 @contextlib.asynccontextmanager
 async def staged(url: str) -> AsyncIterator[Stage]:
     engine = create_engine(url, connections_max=10)
+    async with engine.begin() as connection:  # the last stage's sessions have lost their upstream
+        await connection.execute(text("drop schema public cascade"))
+        await connection.execute(text("create schema public"))
     await migrate(engine)
     async with engine.begin() as connection:
         await connection.execute(text("insert into tenants (id) values ('default') on conflict do nothing"))
