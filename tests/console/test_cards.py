@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.console import cards
 from app.console.cards import Card
 from app.console.text import INLINE_CHARS_MAX
+from app.core.calls import digest
 from app.store import calls, tables, tools
 from tests.store.rows import SECRETS, add_attachment, add_call, add_message
 
@@ -124,3 +125,19 @@ async def test_a_card_says_how_long_it_is_held_and_whose_word_it_takes(engine: A
     later = await read(engine)
     assert later.needs.startswith("Allowed so far by the operator’s key. It takes 2")
     assert shown.version != later.version
+
+
+async def test_a_card_shows_what_was_edited_and_lets_an_allow_be_about_it(engine: AsyncEngine) -> None:
+    """As long as another must allow it too; its tool then gets just what the second person saw."""
+    raw, edited = '{"a": 1, "b": 2, "c": true}', '{"a":1,"b":3,"c":1}'
+    row = {"tenant": "default", "id": "dec_1", "session_id": "sesn_1", "call_id": "tu_1", "decided_by": "ana"}
+    before = await card(engine, kind="custom", gate_by="tool", gate_reason="tool_asks", input=raw)
+    assert (None, raw, True) == (before.edited, before.to_edit, before.can_be_edited)
+    async with engine.begin() as connection:
+        approval = {"via": "api", "result": "allow", "status": "approved", "edited_input": edited}
+        await connection.execute(insert(tables.decisions).values(**row, **approval))
+    after = await read(engine)
+    assert (edited, before.digest) == (after.to_edit, after.digest)
+    assert digest(edited.encode()) == after.digest_to_allow
+    assert ({"b", "c"}, ()) == (after.changed, after.dropped)
+    assert before.version != after.version
