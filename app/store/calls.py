@@ -17,8 +17,8 @@ from app.store.approvals import NO_RULES, Rules, rules_of
 from app.store.attachments import NOT_ATTACHED
 from app.store.paging import Page, bounded_rows
 
-Mark = tuple[str, str, datetime]
-"""Session, call, and when it last changed."""
+Mark = tuple[str, str, datetime, datetime | None]
+"""Session, call, when it last changed, and when somebody last approved it."""
 
 _calls = tables.calls
 _decisions = tables.decisions
@@ -139,13 +139,21 @@ async def waiting(
 
 async def waiting_marks(connection: AsyncConnection, tenant: str, *, limit: int) -> Sequence[Mark]:
     """Return which calls wait for a person and since when they are as they are, without reading them."""
+    approved_at = (
+        select(func.max(_decisions.c.decided_at))
+        .where(*_of_call(), _decisions.c.status == "approved")
+        .correlate(_calls)
+        .scalar_subquery()
+        .label("approved_at")
+    )
     query = (
-        select(_calls.c.session_id, _calls.c.id, _calls.c.updated_at)
+        select(_calls.c.session_id, _calls.c.id, _calls.c.updated_at, approved_at)
         .where(_calls.c.tenant == tenant, *_is_waiting())
         .order_by(_calls.c.position)
         .limit(limit)
     )
-    return [(row.session_id, row.id, row.updated_at) for row in await connection.execute(query)]
+    rows = await connection.execute(query)
+    return [(row.session_id, row.id, row.updated_at, row.approved_at) for row in rows]
 
 
 async def place_of_newest(connection: AsyncConnection, tenant: str, session_id: str, count: int) -> int:

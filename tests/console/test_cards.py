@@ -134,8 +134,10 @@ async def test_a_card_shows_what_was_edited_and_lets_an_allow_be_about_it(engine
     before = await card(engine, kind="custom", gate_by="tool", gate_reason="tool_asks", input=raw)
     assert (None, raw, True) == (before.edited, before.to_edit, before.can_be_edited)
     async with engine.begin() as connection:
+        marks = await calls.waiting_marks(connection, "default", limit=1)
         approval = {"via": "api", "result": "allow", "status": "approved", "edited_input": edited}
         await connection.execute(insert(tables.decisions).values(**row, **approval))
+        assert marks != await calls.waiting_marks(connection, "default", limit=1)
     after = await read(engine)
     assert (edited, before.digest) == (after.to_edit, after.digest)
     assert digest(edited.encode()) == after.digest_to_allow
