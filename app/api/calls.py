@@ -43,6 +43,9 @@ class ApprovalView(BaseModel):
     by: str
     via: str
     at: datetime
+    edited_input_digest: str | None = Field(
+        description="Of the input that it would let run in the call's place."
+    )
 
 
 class GateView(BaseModel):
@@ -70,6 +73,7 @@ class DecisionView(BaseModel):
     via: str
     at: datetime
     deny_message: str | None
+    edited_input_digest: str | None = Field(description="Of the input that it put in the call's place.")
 
 
 class ResultView(BaseModel):
@@ -89,6 +93,10 @@ class CallObject(BaseModel):
     tool: str
     input: Any = Field(description="As the agent wrote it, digit for digit.")
     input_digest: str = Field(description="`sha256:` and the hex of the input's raw bytes.")
+    edited_input: Any = Field(
+        description="What an allow put in the place of `input`, as its tool gets it; null: nothing."
+        " While another key must allow the call, what the last approval would put there."
+    )
     state: str
     outcome_unknown: bool
     awaits_callback: bool = Field(description="Its webhook answered 202; its result comes by callback.")
@@ -162,6 +170,7 @@ def call_object(call: CallView) -> dict[str, Any]:
     """Return the object that the api shows for a call, for `msgspec` to encode."""
     raw_input = call.input.encode()
     gate = decision = result = None
+    edited = call.edited_input
     if call.gate is not None:
         gate = gate_object(call.gate)
     if call.decision is not None:
@@ -176,6 +185,7 @@ def call_object(call: CallView) -> dict[str, Any]:
         "tool": call.tool,
         "input": msgspec.Raw(raw_input),
         "input_digest": digest(raw_input),
+        "edited_input": None if edited is None else msgspec.Raw(edited.encode()),
         "state": call.state,
         "outcome_unknown": call.outcome_unknown,
         "awaits_callback": call.awaits_callback,
@@ -200,7 +210,7 @@ def gate_object(gate: calls.Gate) -> dict[str, Any]:
         "is_overdue": gate.is_overdue,
         "approvers": gate.rules.approvers,
         "approvals_required": gate.rules.approvals_required,
-        "approvals": [{"by": one.by, "via": one.via, "at": one.at} for one in gate.approvals],
+        "approvals": [approval_object(one) for one in gate.approvals],
     }
 
 
@@ -213,4 +223,20 @@ def decision_object(decision: calls.Decision) -> dict[str, Any]:
         "via": decision.via,
         "at": decision.at,
         "deny_message": decision.deny_message,
+        "edited_input_digest": digest_of(decision.edited_input),
     }
+
+
+def approval_object(approval: calls.Approval) -> dict[str, Any]:
+    """Return the object that the api shows for an approval."""
+    return {
+        "by": approval.by,
+        "via": approval.via,
+        "at": approval.at,
+        "edited_input_digest": digest_of(approval.edited_input),
+    }
+
+
+def digest_of(text: str | None) -> str | None:
+    """Return the digest of an input, None for none."""
+    return None if text is None else digest(text.encode())

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,7 +28,7 @@ from app.api.lists import (
     printable,
 )
 from app.api.polls import PolledRoute, polls
-from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, not_found
+from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, invalid, not_found
 from app.core.calls import END_STATES, Reason
 from app.store import attachments, calls, decisions
 from app.store.calls import CallView, Filter
@@ -66,9 +67,15 @@ class ConfirmBody(BaseModel):
         Annotated[str, Field(max_length=DENY_MESSAGE_CHARS_MAX)] | None, BeforeValidator(cleaned)
     ] = Field(None, description="Told to the agent; blank means a default sentence. Only with `deny`.")
     input_digest: str | None = Field(
-        None, pattern="^sha256:[0-9a-f]{64}$", description="Of the input that the person saw."
+        None,
+        pattern="^sha256:[0-9a-f]{64}$",
+        description="Of the input that the person saw: the call's, or the edited one that another approved.",
     )
-    input: Any = Field(None, description="Not supported yet.")
+    input: dict[str, Any] | None = Field(
+        None,
+        description="Runs in the place of the agent's input, which stays on record; the agent is told."
+        " Only with `allow`, and only for custom calls.",
+    )
     shown_ms: int | None = Field(
         None, ge=0, le=SHOWN_MS_MAX, description="For how long the person saw the call; kept in the audit."
     )
@@ -84,6 +91,10 @@ class ConfirmBody(BaseModel):
     def _agrees(self) -> ConfirmBody:
         if self.result == "allow" and self.deny_message is not None:
             raise ValueError("deny_message goes with deny only; leave it out or deny")
+        if self.result == "deny" and self.input is not None:
+            raise ValueError(
+                "input goes with allow only; leave it out, or say in deny_message what to change"
+            )
         return self
 
 
@@ -114,19 +125,20 @@ class HalfApproved(CallObject):
             "not_an_approver",
             "input_changed",
             "refused_by_upstream",
+            "approved_otherwise",
             "invalid_request",
-            "not_supported",
+            "not_editable",
+            "input_unfit",
         ),
     },
     **requires("confirm"),
 )
-async def confirm(session_id: SessionId, body: ConfirmBody, bridge: Given, caller: Authenticated) -> Response:
-    if body.input is not None:
-        raise Problem(
-            "not_supported", "This version cannot change a call's input; leave `input` out, or deny the call."
-        )
+async def confirm(
+    request: Request, session_id: SessionId, body: ConfirmBody, bridge: Given, caller: Authenticated
+) -> Response:
+    edited_input = None if body.input is None else await _as_written(request)
     with bridge.wakeups.listen(session_key(caller.tenant, session_id)) as signal:
-        done = await _decide(bridge, caller, session_id, body, signal)
+        done = await _decide(bridge, caller, session_id, body, edited_input, signal)
         if isinstance(done, Refused):
             raise await _refused(bridge, caller.tenant, session_id, done)
         if isinstance(done, Approved):
@@ -215,7 +227,12 @@ async def _waiting(
 
 
 async def _decide(
-    bridge: Bridge, caller: Caller, session_id: str, body: ConfirmBody, signal: Signal
+    bridge: Bridge,
+    caller: Caller,
+    session_id: str,
+    body: ConfirmBody,
+    edited_input: str | None,
+    signal: Signal,
 ) -> Recorded | Approved | Refused:
     """Record the decision; a call that is not stored is looked for in history first."""
     deadline = _now() + LOOK_LIMIT_S
@@ -232,6 +249,7 @@ async def _decide(
                 by=caller.id,
                 via="api",
                 input_digest=body.input_digest,
+                edited_input=edited_input,
                 shown_ms=body.shown_ms,
             )
             is_unknown = isinstance(done, Refused) and done.code == "call_not_found"
@@ -241,6 +259,19 @@ async def _decide(
         if not is_unknown or _now() >= deadline:
             return done
         await _changed(signal, deadline)
+
+
+class _Written(msgspec.Struct):
+    input: msgspec.Raw = msgspec.Raw(b"null")
+
+
+async def _as_written(request: Request) -> str:
+    """The edited input as the client wrote it: numbers keep their digits."""
+    try:
+        return bytes(msgspec.json.decode(await request.body(), type=_Written).input).decode()
+    except (ValueError, RecursionError) as error:
+        # What read the body before is more lenient than JSON.
+        raise invalid("input", "must be JSON in UTF-8, without NaN or Infinity, not nested deeply") from error
 
 
 async def _outcome(
@@ -291,6 +322,13 @@ REFUSALS: Final[Mapping[str, str]] = {
     "expired": "Nobody decided in time, so the call is denied; `gate` and `decision` say when.",
     "not_an_approver": "The tool names in `approvers` who may decide on its calls, and this key is not among"
     " them; use one that is.",
+    "not_editable": "Only a custom call that a gate of ours holds can run with another input, and only"
+    " before its first delivery: for any other the platform takes no such verdict. Allow it as it is, or deny"
+    " it with a message that says what to change.",
+    "input_unfit": "The edited input cannot run, as `errors` says; correct it there and allow again.",
+    "approved_otherwise": "Another person approved this call with another input, as `gate.approvals` shows,"
+    " and both must approve the same one. Allow what that person approved (`edited_input` of the call; if"
+    " null, the agent's own), or deny.",
     "not_awaiting_confirmation": "The call does not wait for a person; its `state` says where it is.",
 }
 
@@ -321,11 +359,15 @@ def _refusal(refused: Refused) -> Problem:
     members: dict[str, Any] = {}
     if refused.call is not None:
         members["state"] = refused.call.state
-        if refused.code in ("expired", "not_an_approver") and refused.call.gate is not None:
+        if (
+            refused.code in ("expired", "not_an_approver", "approved_otherwise")
+            and refused.call.gate is not None
+        ):
             members["gate"] = gate_object(refused.call.gate)
         if refused.call.decision is not None:
             members["decision"] = decision_object(refused.call.decision)
-    return Problem(refused.code, REFUSALS[refused.code], members=members)
+    errors = [] if refused.why is None else [("input", refused.why)]
+    return Problem(refused.code, REFUSALS[refused.code], errors=errors, members=members)
 
 
 def _after_refusal(call: CallView, result: str, refusal: str | None) -> Response:

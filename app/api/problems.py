@@ -49,6 +49,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "already_answered": (409, "The call has another result"),
     "not_redeliverable": (409, "The call cannot be delivered again"),
     "too_many_wishes": (409, "Too many calls wait to be delivered again"),
+    "approved_otherwise": (409, "Another input was approved"),
     "input_changed": (409, "The input is not the one that was shown"),
     "refused_by_upstream": (409, "Upstream refused the decision"),
     "too_many_tools": (409, "The tenant has too many tools"),
@@ -60,7 +61,8 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "body_too_large": (413, "The body is too large"),
     "unsupported_media_type": (415, "The body must be JSON"),
     "invalid_request": (422, "The request is malformed"),
-    "not_supported": (422, "This version cannot do it"),
+    "not_editable": (422, "The call's input cannot be edited"),
+    "input_unfit": (422, "The edited input cannot run"),
     "internal_error": (500, "The service failed"),
     "database_unavailable": (503, "The database cannot be reached"),
 }

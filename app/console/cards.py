@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.api.access import ADMIN
 from app.api.deliveries import shown_url
 from app.console import wording
-from app.console.text import Input, read_input
+from app.console.text import Input, editable, read_input
 from app.core.calls import END_STATES, digest
+from app.core.edits import is_editable
 from app.core.events import Kind
 from app.core.tools import CATCH_ALL, is_admitted, registration_of
 from app.store import attachments, keys, messages, precedents, tools
@@ -39,10 +40,12 @@ class Card:
 
     `last` are the last decisions on calls of its tool, newest first, `same` the last one on its very input,
     with who decided in words. `version` changes with everything but these and the session's messages.
+    `edited` is the input that a person put in the place of the agent's, if one did.
     """
 
     call: CallView
     input: Input
+    edited: Input | None
     digest: str
     verb: str
     object: str
@@ -82,6 +85,44 @@ class Card:
     @property
     def deny_reason(self) -> str:
         return wording.deny_reason([one.deny_message for one in self.last])
+
+    @property
+    def digest_to_allow(self) -> str:
+        """The digest of the input that an allow lets run."""
+        return self.digest if self.edited is None else digest(self.edited.raw.encode())
+
+    @property
+    def can_be_edited(self) -> bool:
+        gate = self.call.gate
+        kind = cast("Kind", self.call.kind)
+        return gate is not None and is_editable(kind, gate.by, gate.reason)
+
+    @property
+    def to_edit(self) -> str | None:
+        """What a person begins to edit with; None if it is too long for a page."""
+        begun = self.edited or self.input
+        if self.refused is not None and self.refused.edited_input is not None:
+            begun = read_input(self.refused.edited_input)
+        return editable(begun.raw) if begun.is_whole else None
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """The members of the edited input that the agent's does not have so."""
+        if self.edited is None:
+            return frozenset()
+        before = {(field.name, field.value, field.is_text) for field in self.input.fields or ()}
+        after = self.edited.fields or ()
+        return frozenset(
+            field.name for field in after if (field.name, field.value, field.is_text) not in before
+        )
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The members of the agent's input that the edited one has no more."""
+        if self.edited is None or self.edited.fields is None:
+            return ()
+        kept = {field.name for field in self.edited.fields}
+        return tuple(field.name for field in self.input.fields or () if field.name not in kept)
 
     @property
     def is_over(self) -> bool:
@@ -174,6 +215,7 @@ def _card(call: CallView, url: str | None, names: dict[str, str], said: Sequence
     return Card(
         call=call,
         input=shown,
+        edited=None if call.edited_input is None else read_input(call.edited_input),
         digest=digest(call.input.encode()),
         verb=verb,
         object=object_,

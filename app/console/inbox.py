@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse
 from app.api.bridge import Bridge, Given
 from app.api.confirmations import REFUSALS, cleaned
 from app.api.lists import EventId, SessionId
-from app.api.problems import NOT_FOUND_DETAILS, Problem, not_found
+from app.api.problems import CODES, NOT_FOUND_DETAILS, Problem, not_found
 from app.console import cards
 from app.console.access import ConsoleRoute, Form, Signed, Viewer, shown_to
 from app.console.pages import LIVE_HEADER, etag, page, unchanged
@@ -27,6 +27,8 @@ PAGE_MAX: Final = 1_000_000
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _SHOWN: Final = re.compile(r"[0-9]{1,12}")
+_EDITED: Final = "allow_edited"
+"""What the button of the edited input sends as the form's result."""
 
 router = APIRouter(route_class=ConsoleRoute)
 
@@ -76,25 +78,29 @@ async def decide(request: Request, bridge: Given, viewer: Signed, form: Form) ->
     if not isinstance(done, Refused) and LIVE_HEADER not in request.headers:
         where = request.url_for("call_page", session_id=session_id, call_id=call_id).path
         return RedirectResponse(where, status_code=303)
-    return await _call_page(request, bridge, viewer, session_id, call_id, refused=done)
+    typed = form.get("edited_input") if form.get("result") == _EDITED else None
+    return await _call_page(request, bridge, viewer, session_id, call_id, refused=done, typed=typed)
 
 
 def _decision(form: Mapping[str, str]) -> dict[str, Any]:
     """Read what was decided, on which input, and after how long (absent without script)."""
-    result: Literal["allow", "deny"] = "allow" if form.get("result") == "allow" else "deny"
+    given = form.get("result")
+    result: Literal["allow", "deny"] = "deny" if given == "deny" else "allow"
     message = str(cleaned(form.get("deny_message", ""))).strip()
     input_digest = form.get("input_digest", "")
-    if form.get("result") != result or not _DIGEST.fullmatch(input_digest):
+    if given not in ("allow", "deny", _EDITED) or not _DIGEST.fullmatch(input_digest):
         raise Problem("invalid_request", "The form names no decision, or not the input that it is about.")
     if len(message) > DENY_MESSAGE_CHARS_MAX:
         raise Problem(
             "invalid_request", f"The reason is over {DENY_MESSAGE_CHARS_MAX} characters; shorten it."
         )
     deny_message = message or None if result == "deny" else None
+    edited_input = str(cleaned(form.get("edited_input", ""))) if given == _EDITED else None
     shown = form.get("shown_ms", "")
     shown_ms = min(int(shown), SHOWN_MS_MAX) if _SHOWN.fullmatch(shown) else None
     return {
-        "result": result, "deny_message": deny_message, "input_digest": input_digest, "shown_ms": shown_ms,
+        "result": result, "deny_message": deny_message, "input_digest": input_digest,
+        "edited_input": edited_input, "shown_ms": shown_ms,
     }  # fmt: skip
 
 
@@ -107,6 +113,7 @@ async def _call_page(
     *,
     part: int = 1,
     refused: object = None,
+    typed: str | None = None,
 ) -> Response:
     tenant = viewer.caller.tenant
     async with bridge.engine.connect() as connection:
@@ -117,16 +124,22 @@ async def _call_page(
         attempts = await deliveries.of_call(connection, tenant, session_id, call_id)
     if part > card.input.pages:
         raise Problem("not_found", f"The input has {card.input.pages} parts.")
-    is_refused = isinstance(refused, Refused)
+    notice = why = None
+    if isinstance(refused, Refused):
+        notice, why = REFUSALS[refused.code], refused.why
+        if why is not None:
+            notice = "The edited input cannot run; correct it and allow again."
     return page(
         request,
         "call.html",
-        status=409 if is_refused else 200,
+        status=CODES[refused.code][0] if isinstance(refused, Refused) else 200,
         viewer=viewer,
         card=card,
         part=part,
         attempts=attempts,
-        notice=REFUSALS[refused.code] if isinstance(refused, Refused) else None,
+        notice=notice,
+        why=why,
+        typed=typed,
         **_CARD,
     )
 

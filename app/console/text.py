@@ -32,6 +32,7 @@ _BLANKS: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u18
 _SELECTORS: Final = (range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
 _POSERS: Final = ("CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "FULLWIDTH", "MATHEMATICAL")
 """Scripts with letters that look like Latin ones: marked where they stand beside those."""
+_BEYOND_ASCII: Final = re.compile(r"[^\x00-\x7e]")
 _LATIN: Final = re.compile("[A-Za-z]")
 _MARK: Final = '<i class="odd">{}</i>'
 _NAMES: Final = {"\t": "⇥\t", "\r": "␍"}
@@ -78,6 +79,11 @@ def visible(text: str) -> Markup:
     return Markup(_NOTABLE.sub(_shown, escape(text)))  # noqa: S704
 
 
+def editable(raw: str) -> str:
+    """Return JSON for a text field, in which no mark-up can show what is not seen: as escapes of JSON."""
+    return _BEYOND_ASCII.sub(_escaped, raw)
+
+
 def line(text: str, chars_max: int) -> str:
     """Return the first line of a text, with an ellipsis where something follows."""
     text = text.strip()
@@ -102,6 +108,13 @@ def read_input(raw: str) -> Input:
     names = {field.name for field in fields}
     is_ambiguous = repeated or len(names) < len(fields)
     return Input(raw, None if is_ambiguous or len(fields) > FIELDS_MAX else fields, is_ambiguous)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    one = match[0]
+    # Only a character that is shown as itself is left as it is.
+    shown = _character(one, is_beside_latin=False)
+    return one if shown == one else json.dumps(one)[1:-1]
 
 
 def _shown(match: re.Match[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
 from app.core.events import Kind
@@ -112,7 +112,8 @@ class Gate:
 class Decision:
     """Somebody's allow or deny. `by` is who, `via` how: `api`, `stream`, `policy`, `expiry`.
 
-    `at` is in seconds since 1970; None where the deciding moment is upstream's and unknown.
+    `at` is in seconds since 1970; None where the deciding moment is upstream's and unknown. `edited_input` is
+    the JSON object that an allow put in the place of the call's own input, as bytes.
     """
 
     result: Literal["allow", "deny"]
@@ -123,6 +124,7 @@ class Decision:
     deny_message: str | None = None
     id: str | None = None
     refusal: str | None = None
+    edited_input: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class Call:
     is not stored. `detail` says in a sentence why a call ended so. `attempts` counts deliveries, `episodes`
     those whose outcome was never learnt, the one under way included; `served_by` is the registration that
     they belong to, None before the first. `awaits_callback` marks a `dispatched` call whose tool has answered
-    202. Neither is stored, for the delivery says so.
+    202. Neither is stored, for the delivery says so. `edited_input` is what the decision that released the
+    call put in the place of `input`, which stays as it came.
     """
 
     id: str
@@ -155,6 +158,7 @@ class Call:
     posted: bool = False
     detail: str | None = None
     asked_at: float | None = None
+    edited_input: bytes | None = None
 
     @property
     def is_over(self) -> bool:
@@ -171,6 +175,11 @@ class Call:
         if self.decision is None or self.decision.status == "refused":
             return None
         return self.decision.result
+
+    @property
+    def sent_input(self) -> bytes:
+        """The input that its tool gets."""
+        return self.input if self.edited_input is None else self.edited_input
 
     @property
     def input_digest(self) -> str:

@@ -33,7 +33,7 @@ UNFIT: Final = "Not delivered: its input does not fit the tool's `input_schema`.
 _PATTERN_STEPS: Final = 20
 
 
-class _Unreadable(ValueError):
+class Unreadable(ValueError):
     """The input is JSON that different readers read differently, or that cannot be compared."""
 
 
@@ -42,7 +42,7 @@ class InputChecks:
 
     def __init__(self) -> None:
         self.agent: Mapping[str, str] = {}
-        self._fitting: Remembered[str] = Remembered()
+        self._fitting: Remembered[tuple[str, bool]] = Remembered()
 
     def unfit(self, call: Call, tool: Tool) -> Result | None:
         """The answer to a call whose input does not fit what its tool takes, or None.
@@ -54,17 +54,20 @@ class InputChecks:
         if is_agents:
             is_known = call.kind == "custom" and call.thread_id is None
             schema = self.agent.get(call.tool) if is_known else None
-        if schema is None or call.attempts > 0 or self._fitting.get(call.id) == schema:
+        if schema is None or call.attempts > 0:
+            return None
+        checked = (schema, call.edited_input is not None)
+        if self._fitting.get(call.id) == checked:
             return None
         try:
-            why = misfit(schema, call.input)
+            why = misfit(schema, call.sent_input)
         except SchemaRefused:
             if is_agents:
                 return None
             text = f"The tool {call.tool!r} was not called: its operator must register its schema again."
             return error_result(text)
         if why is None:
-            self._fitting.keep(call.id, schema)
+            self._fitting.keep(call.id, checked)
             return None
         text = f"The tool {call.tool!r} was not called, because the input does not fit its schema:\n{why}"
         return error_result(text)
@@ -107,7 +110,7 @@ def misfit(text: str, input_: bytes) -> str | None:
             return "It is too large to say where."
         errors = list(schema.validator.iter_errors(instance))
     except (ValueError, RecursionError) as error:
-        why = str(error) if isinstance(error, _Unreadable) else "it is nested too deeply, or not Unicode"
+        why = str(error) if isinstance(error, Unreadable) else "it is nested too deeply, or not Unicode"
         return f"It cannot be checked: {why}."
     lines = [f"- {sentence(error)}" for error in errors[:ERRORS_MAX]]
     if len(errors) > ERRORS_MAX:
@@ -117,7 +120,7 @@ def misfit(text: str, input_: bytes) -> str | None:
 
 def _read(input_: bytes) -> Any:
     # Numbers are compared digit for digit, as the tool will see them.
-    return json.loads(input_, object_pairs_hook=_members, parse_float=Decimal, parse_constant=_refuse)
+    return json.loads(input_, object_pairs_hook=members, parse_float=Decimal, parse_constant=_refuse)
 
 
 def _count(instance: Any) -> int:
@@ -133,12 +136,17 @@ def _count(instance: Any) -> int:
     return count
 
 
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its members as written.
+
+    Raises:
+        Unreadable: a name occurs twice.
+    """
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise _Unreadable("it names a member of an object twice, and readers differ in which one counts")
+        raise Unreadable("it names a member of an object twice, and readers differ in which one counts")
     return members
 
 
 def _refuse(constant: str) -> Any:
-    raise _Unreadable(f"{constant} is no JSON number")
+    raise Unreadable(f"{constant} is no JSON number")

@@ -105,7 +105,9 @@ class Ledger:
     def remember(self, call: Call) -> None:
         """Keep a call that is over; what it said and came to is only needed if it can be revived."""
         is_needed = call.state == "interrupted" or call.id in self.running
-        self.over.keep(call.id, call if is_needed else replace(call, input=b"", result=None))
+        self.over.keep(
+            call.id, call if is_needed else replace(call, input=b"", edited_input=None, result=None)
+        )
 
     def withdraw(self, call_id: str) -> None:
         """Forget a send that is not needed any more."""

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from app.core import events as ev
 from app.core.calls import Call
-from app.core.outgoing import is_same_result
+from app.core.outgoing import is_same_result, told
 from app.core.protocol import Failure, Findings
 from app.core.retry import POST_CAP_S, POST_START_S, RECONNECT_CAP_S, RECONNECT_START_S, backoff_s
 from app.core.seen import OVERLAP_S
@@ -155,7 +155,8 @@ def after_look(
         _count_failure(post, now)
         return LookFirst(LOOK_ROUNDS, retrieve=_may_be_over(failure), after_s=post.delay_s())
     if findings.answers:
-        is_ours = call.result is not None and any(is_same_result(a, call.result) for a in findings.answers)
+        ours = None if call.result is None else told(call, call.result)
+        is_ours = ours is not None and any(is_same_result(a, ours) for a in findings.answers)
         return Settle("posted" if is_ours and post.purpose == "result" else "answered_elsewhere")
     if post.purpose == "verdict" and findings.verdicts:
         denies = [v for v in findings.verdicts if v.result != "allow"]

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from app.core import events as ev
 from app.core.calls import Call, Decision, Gate, Result
+from app.core.edits import is_editable
 from app.core.gate import UNREAD, judge, tool_gate
 from app.core.inputs import UNFIT, InputChecks
 from app.core.ledger import Ledger, Remembered
@@ -306,10 +307,25 @@ class Router:
             self._ledger.emit(RefuseDecision(call_id, decision.id or "", f"The call is {state}."))
         elif call.decision is not None and call.decision.status == "sending":
             self._ledger.emit(RefuseDecision(call_id, decision.id or "", "Another decision is on its way."))
+        elif (why := self._uneditable(call, call.gate, decision)) is not None:
+            self._ledger.emit(RefuseDecision(call_id, decision.id or "", why))
         elif call.gate.by == "upstream":
             self._sends.rule(call, decision)
         else:
             self.ruled(call, replace(decision, status="accepted"))
+
+    def _uneditable(self, call: Call, gate: Gate, decision: Decision) -> str | None:
+        """Why an edited input cannot be what runs, in a sentence: then the call stays before a person."""
+        if decision.edited_input is None:
+            return None
+        if not is_editable(call.kind, gate.by, gate.reason):
+            return "The input of this call cannot be edited."
+        tool = self._tool(call)
+        edited = replace(call, edited_input=decision.edited_input)
+        # The session's agent may have declared the schema; only here is that one known.
+        if tool is not None and self.checks.unfit(edited, tool) is not None:
+            return "The edited input does not fit the tool's `input_schema`; edit it again."
+        return None
 
     def ruled(self, call: Call, decision: Decision) -> None:
         """A decision on a held call stands."""
@@ -319,7 +335,7 @@ class Router:
         if decision.result == "allow" and is_unknown:
             self._ledger.save(replace(call, result=None, outcome_unknown=False), "queued")
         elif decision.result == "allow":
-            self._admit(call)
+            self._admit(replace(call, edited_input=decision.edited_input))
         elif is_unknown and call.result is not None:
             self._sends.answer(call, call.result)
         elif is_ours:

@@ -12,7 +12,7 @@ from app.core.calls import Call, Decision, Result, State
 from app.core.connection import FILTERED_TRIES
 from app.core.events import Answer, Confirmation
 from app.core.ledger import Ledger
-from app.core.outgoing import error_result, is_same_result, result_event, verdict_event
+from app.core.outgoing import error_result, is_same_result, result_event, told, verdict_event
 from app.core.protocol import EndReason, Failure, Look, Looked, Send, Sent
 
 
@@ -182,7 +182,7 @@ class Sends:
 
     def _settle(self, call: Call, answer: Answer) -> None:
         assert call.result is not None
-        if is_same_result(answer, call.result):
+        if is_same_result(answer, told(call, call.result)):
             self._accepted(call, posting.Post("result", b""))
         else:
             self._ledger.finish(call, "answered_elsewhere")

@@ -57,7 +57,8 @@ class Entry:
     """What a row says. `actor` did it or it was done to that one's decision; `via` is how that is known.
 
     `via` is `api` (the key that `actor` names), `console` (a key that signed in there), `stream` (seen
-    upstream), `policy` (of upstream), `expiry`, or `service`. `detail` is a code. For a call, `subject`
+    upstream), `policy` (of upstream), `expiry`, or `service`. `detail` is a code; of an allow with an edited
+    input `edited ` and that one's digest. For a call, `subject`
     (its tool) and `input_digest` are filled in from its row when they are left out. `shown_ms` is for how
     long the person looked, as the client says.
     """

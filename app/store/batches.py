@@ -205,6 +205,7 @@ def _calls(batches: Sequence[Batch]) -> _Rows:
                 outcome_unknown=call.outcome_unknown,
                 attempts=call.attempts, result=call.result and call.result.content.decode(),
                 is_error=call.result and call.result.is_error, posted=call.posted, detail=call.detail,
+                edited_input=call.edited_input and call.edited_input.decode(),
             )  # fmt: skip
         for call_id, body, key_id in batch.bodies:
             bodies.add(batch.lease, call_id=call_id, body=body, key_id=key_id)

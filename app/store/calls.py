@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,8 +17,8 @@ from app.store.approvals import NO_RULES, Rules, may_decide, rules_of
 from app.store.attachments import NOT_ATTACHED
 from app.store.paging import Page, bounded_rows
 
-Mark = tuple[str, str, datetime]
-"""Session, call, and when it last changed."""
+Mark = tuple[str, str, datetime, datetime | None]
+"""Session, call, when it last changed, and when somebody last approved it."""
 
 _calls = tables.calls
 _decisions = tables.decisions
@@ -43,12 +43,13 @@ ALL: Final = Filter()
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """Somebody's allow that alone does not suffice."""
+    """Somebody's allow that alone does not suffice; `edited_input` is the JSON text that it would let run."""
 
     id: str
     by: str
     via: str
     at: datetime
+    edited_input: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,15 @@ class Decision:
     at: datetime
     deny_message: str | None
     refusal: str | None
+    edited_input: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """A call as stored. `input` and `result` are JSON texts, never decoded; `position` orders the log."""
+    """A call as stored. `input` and `result` are JSON texts, never decoded; `position` orders the log.
+
+    `ran_input` is the JSON text that has taken the place of `input` for its tool, if one has.
+    """
 
     session_id: str
     id: str
@@ -103,6 +108,15 @@ class CallView:
     processed_at: str | None
     created_at: datetime
     updated_at: datetime
+    ran_input: str | None = field(default=None)
+
+    @property
+    def edited_input(self) -> str | None:
+        """What an allow put in the place of the input; while another must allow it, what the last one did."""
+        if self.decision is not None and self.decision.status != "refused":
+            return self.ran_input if self.decision.edited_input is None else self.decision.edited_input
+        given = () if self.gate is None else self.gate.approvals
+        return given[-1].edited_input if given and self.state == "held" else self.ran_input
 
 
 async def get(connection: AsyncConnection, tenant: str, session_id: str, call_id: str) -> CallView | None:
@@ -165,13 +179,21 @@ async def waiting(
 
 async def waiting_marks(connection: AsyncConnection, tenant: str, *, limit: int) -> Sequence[Mark]:
     """Return which calls wait for a person and since when they are as they are, without reading them."""
+    approved_at = (
+        select(func.max(_decisions.c.decided_at))
+        .where(*_of_call(), _decisions.c.status == "approved")
+        .correlate(_calls)
+        .scalar_subquery()
+        .label("approved_at")
+    )
     query = (
-        select(_calls.c.session_id, _calls.c.id, _calls.c.updated_at)
+        select(_calls.c.session_id, _calls.c.id, _calls.c.updated_at, approved_at)
         .where(_calls.c.tenant == tenant, *_is_waiting())
         .order_by(_calls.c.position)
         .limit(limit)
     )
-    return [(row.session_id, row.id, row.updated_at) for row in await connection.execute(query)]
+    rows = await connection.execute(query)
+    return [(row.session_id, row.id, row.updated_at, row.approved_at) for row in rows]
 
 
 async def place_of_newest(connection: AsyncConnection, tenant: str, session_id: str, count: int) -> int:
@@ -208,7 +230,10 @@ def _is_waiting() -> Sequence[ColumnElement[bool]]:
 
 
 async def _page(connection: AsyncConnection, tenant: str, query: Select[Any], limit: int) -> Page[CallView]:
-    size = func.octet_length(_calls.c.input) + func.coalesce(func.octet_length(_calls.c.result), 0)
+    result, edited = (
+        func.coalesce(func.octet_length(_calls.c[name]), 0) for name in ("result", "edited_input")
+    )
+    size = func.octet_length(_calls.c.input) + result + edited
     rows = await bounded_rows(connection, query, order_by=_calls.c.position, size=size, limit=limit)
     return Page(await _views(connection, tenant, rows.items), rows.has_more)
 
@@ -240,6 +265,7 @@ def _shown() -> Select[Any]:
             _decisions.c.decided_at,
             _decisions.c.deny_message,
             _decisions.c.refusal,
+            _decisions.c.edited_input.label("decided_input"),
         )
         .where(and_(*_of_call()), _decisions.c.status.not_in(("spent", "approved")))
         .order_by((_decisions.c.status == "refused").asc(), _decisions.c.decided_at.desc())
@@ -262,7 +288,7 @@ def _shown() -> Select[Any]:
 def _approvals() -> LateralFromClause:
     """The approvals of calls that are gated, oldest first."""
     names = {"id": "approval_ids", "decided_by": "approved_by", "via": "approved_via"}
-    names |= {"decided_at": "approved_at"}
+    names |= {"decided_at": "approved_at", "edited_input": "approved_inputs"}
     arrays = [
         func.array_agg(aggregate_order_by(_decisions.c[name], _decisions.c.decided_at)).label(label)
         for name, label in names.items()
@@ -278,7 +304,7 @@ def _call(row: Row[Any], rules: Rules) -> CallView:
             row.gate_by, row.permission, row.gate_reason,
             row.gate_expires_at, row.gate_on_expiry, bool(row.is_overdue), rules,
             tuple(map(Approval, row.approval_ids or (), row.approved_by or (), row.approved_via or (),
-                      row.approved_at or ())),
+                      row.approved_at or (), row.approved_inputs or ())),
         )  # fmt: skip
     if row.decision_id is not None:
         decision = Decision(
@@ -290,6 +316,7 @@ def _call(row: Row[Any], rules: Rules) -> CallView:
             at=row.decided_at,
             deny_message=row.deny_message,
             refusal=row.refusal,
+            edited_input=row.decided_input,
         )
     return CallView(
         session_id=row.session_id,
@@ -312,4 +339,5 @@ def _call(row: Row[Any], rules: Rules) -> CallView:
         processed_at=row.processed_at,
         created_at=row.created_at,
         updated_at=row.updated_at,
+        ran_input=row.edited_input,
     )

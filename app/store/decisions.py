@@ -4,19 +4,30 @@ One transaction checks and writes. It locks the attachment, then the call, so th
 nor the runner's own step can come between, and a partial unique index lets one decision per call stand. A
 call that expires gets a deny in the same way. Both go by the moment at which their transaction began, by the
 database's time: a person's decision counts before the moment at which the call expires, never after it.
+
+An allow may carry an edited input, which runs in the place of the call's own and is stored beside it. It is
+part of what was decided: the same allow with another input is contrary to it. Where two must allow, both
+allow the same input: while an approval stands, another person's allow of anything else is refused, for what
+runs would have one approval only. Who alone has approved may approve another input, which takes its place.
 """
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast
 
+import msgspec
 from sqlalchemy import insert, literal_column, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.calls import END_STATES, digest
+from app.core.edits import EditRefused, is_editable, read_edit
+from app.core.events import Kind as CallKind
+from app.core.inputs import misfit
 from app.core.notifications import Event, decision_data
+from app.core.schemas import SchemaRefused
+from app.core.tools import AGENT_SCHEMA, CATCH_ALL, registration_of
 from app.store import attachments, audit, calls, outbox, tables
 from app.store.approvals import entitled
 from app.store.audit import Entry, Kind
@@ -50,33 +61,50 @@ RefusalCode = Literal[
     "not_awaiting_confirmation",
     "expired",
     "not_an_approver",
+    "not_editable",
+    "input_unfit",
+    "approved_otherwise",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The decision was not recorded, and why: a code of `app.api.problems`, and the call if there is one."""
+    """The decision was not recorded, and why: a code of `app.api.problems`, and the call if there is one.
+
+    `why` are lines that say where an edited input is unfit, of `input_unfit` only; `edited` is the digest of
+    one that came too late.
+    """
 
     code: RefusalCode
     call: CallView | None = None
+    why: str | None = None
+    edited: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The decision stands; `is_new` is False when the same one stood already."""
+    """The decision stands; `is_new` is False when the same one stood already.
+
+    `edited` is the digest of the input that it puts in the place of the call's, None for that itself.
+    """
 
     decision_id: str
     is_new: bool
     call: CallView
+    edited: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Approved:
-    """One approval of several is recorded, or was by the same key before; the call waits for another."""
+    """One approval of several is recorded, or was by the same key before; the call waits for another.
+
+    `edited` is as that of `Recorded`.
+    """
 
     decision_id: str
     is_new: bool
     call: CallView
+    edited: str | None = None
 
 
 async def decide(
@@ -90,17 +118,20 @@ async def decide(
     by: str,
     via: str,
     input_digest: str | None = None,
+    edited_input: str | None = None,
     shown_ms: int | None = None,
 ) -> Recorded | Approved | Refused:
     """Record a decision on a held call, unless one stands already; the attempt goes into the audit.
 
     `deny_message` goes with a deny; when it is blank the default sentence is stored. `input_digest` is that
-    of the input that the person saw, `shown_ms` for how long. The call stays `held`: its runner is told, and
-    moves it. The transaction shall lock nothing more afterwards.
+    of the input that the person saw, `shown_ms` for how long. `edited_input` goes with an allow: the JSON
+    text of the object that shall run instead; one that says the same as the call's input is none. An allow
+    without it whose `input_digest` names an edited input that was approved allows that. The call stays
+    `held`: its runner is told, and moves it. The transaction shall lock nothing more afterwards.
     """
     done = await _record(
-        connection, tenant, session_id, call_id,
-        result=result, deny_message=deny_message, by=by, via=via, input_digest=input_digest,
+        connection, tenant, session_id, call_id, result=result, deny_message=deny_message, by=by, via=via,
+        input_digest=input_digest, edited_input=edited_input,
     )  # fmt: skip
     if not isinstance(done, Refused) or done.code not in _UNAUDITED:
         kind, decision_id, detail = _audited(done)
@@ -116,13 +147,13 @@ async def decide(
 
 def _audited(done: Recorded | Approved | Refused) -> tuple[Kind, str | None, str | None]:
     """What the audit says of an attempt: its kind, the decision that counts, and a code."""
-    if isinstance(done, Recorded):
-        return ("decision.recorded" if done.is_new else "decision.repeated"), done.decision_id, None
-    if isinstance(done, Approved):
-        return ("decision.approved" if done.is_new else "decision.repeated"), done.decision_id, None
+    edited = None if done.edited is None else f"edited {done.edited}"
+    if isinstance(done, Recorded | Approved):
+        new: Kind = "decision.recorded" if isinstance(done, Recorded) else "decision.approved"
+        return (new if done.is_new else "decision.repeated"), done.decision_id, edited
     standing = done.call.decision.id if done.call is not None and done.call.decision is not None else None
     if done.code == "already_decided":
-        return "decision.contrary", standing, None
+        return "decision.contrary", standing, edited
     return "decision.rejected", standing, done.code
 
 
@@ -137,6 +168,7 @@ async def _record(
     by: str,
     via: str,
     input_digest: str | None,
+    edited_input: str | None,
 ) -> Recorded | Approved | Refused:
     attachment = await attachments.lock(connection, tenant, session_id)
     if attachment is None:
@@ -147,14 +179,25 @@ async def _record(
     call = await _lock_call(connection, tenant, session_id, call_id)
     if call is None:
         return Refused("call_not_found")
-    if input_digest is not None and input_digest != digest(call.input.encode()):
+    edited = _approved_by(call, input_digest) if result == "allow" else None
+    shown = (None, digest(call.input.encode()), _digest_of(call.edited_input))
+    if edited is None and input_digest not in shown:
         return Refused("input_changed", call)
+    if edited_input is not None:
+        kind, gate = cast("CallKind", call.kind), call.gate
+        if not is_editable(kind, *((gate.by, gate.reason) if gate is not None else (None, None))):
+            return Refused("not_editable", call)
+        try:
+            edited = read_edit(edited_input, call.input.encode())
+        except EditRefused as error:
+            return Refused("input_unfit", call, str(error))
+    named = None if edited is None else digest(edited)
     if call.decision is not None and call.decision.status != "refused":
         if call.decision.via == EXPIRY:
             return Refused("expired", call)
-        if call.decision.result == result:
-            return Recorded(call.decision.id, is_new=False, call=call)
-        return Refused("already_decided", call)
+        if call.decision.result == result and _digest_of(call.decision.edited_input) == named:
+            return Recorded(call.decision.id, is_new=False, call=call, edited=named)
+        return Refused("already_decided", call, edited=named)
     if call.state in END_STATES:
         return Refused("call_over", call)
     if call.state != "held":
@@ -167,19 +210,75 @@ async def _record(
     may_decide, others = await entitled(connection, tenant, rules, by, list(earlier))
     if not may_decide:
         return Refused("not_an_approver", call)
-    if result == "allow" and len(others) + 1 < rules.approvals_required:
-        if by in earlier:
-            return Approved(earlier[by], is_new=False, call=call)
-        return Approved(await _approve(connection, tenant, call, by, via), is_new=True, call=call)
-    message = (deny_message or DEFAULT_DENY_MESSAGE) if result == "deny" else None
-    decision_id = await _insert(connection, tenant, call, result, by, via, message)
-    return Recorded(decision_id, is_new=True, call=call)
+    if result == "deny":
+        message = deny_message or DEFAULT_DENY_MESSAGE
+        decision_id = await _insert(connection, tenant, call, result, by, via, message)
+        return Recorded(decision_id, is_new=True, call=call)
+    approved = {approval.by: _digest_of(approval.edited_input) for approval in call.gate.approvals}
+    if any(approved[other] != named for other in others):
+        return Refused("approved_otherwise", call)
+    if edited is not None and (why := await _misfit(connection, tenant, call, edited)) is not None:
+        return Refused("input_unfit", call, why)
+    if len(others) + 1 >= rules.approvals_required:
+        decision_id = await _insert(connection, tenant, call, result, by, via, None, edited)
+        return Recorded(decision_id, is_new=True, call=call, edited=named)
+    if by in earlier and approved[by] == named:
+        return Approved(earlier[by], is_new=False, call=call, edited=named)
+    if by in earlier:
+        await _withdraw(connection, tenant, earlier[by])
+    approval_id = await _approve(connection, tenant, call, by, via, edited)
+    return Approved(approval_id, is_new=True, call=call, edited=named)
 
 
-async def _approve(connection: AsyncConnection, tenant: str, call: CallView, by: str, via: str) -> str:
+def _approved_by(call: CallView, input_digest: str | None) -> bytes | None:
+    """The edited input of this digest that was approved on the call, or decided."""
+    given = [] if call.gate is None else [approval.edited_input for approval in call.gate.approvals]
+    if call.decision is not None and call.decision.status != "refused":
+        given = [call.decision.edited_input]
+    known = {digest(one.encode()): one.encode() for one in given if one is not None}
+    return known.get(input_digest or "")
+
+
+def _digest_of(text: str | None) -> str | None:
+    return None if text is None else digest(text.encode())
+
+
+async def _misfit(
+    connection: AsyncConnection, tenant: str, call: CallView, edited_input: bytes
+) -> str | None:
+    """Why an input does not fit the schema that the call's tool is registered with; None if it does.
+
+    The schema with which an agent declares its tool is not known here: the runner checks by that.
+    """
+    tools = tables.tools
+    names = {call.tool, CATCH_ALL}
+    query = select(tools.c.name, tools.c.policy).where(tools.c.tenant == tenant, tools.c.name.in_(names))
+    policies = {row.name: row.policy for row in await connection.execute(query)}
+    policy = policies.get(registration_of(policies, cast("CallKind", call.kind), call.tool) or "")
+    schema: Any = None if policy is None else msgspec.json.decode(policy).get("input_schema")
+    if schema is None or schema == AGENT_SCHEMA:
+        return None
+    try:
+        return misfit(msgspec.json.encode(schema).decode(), edited_input)
+    except SchemaRefused:
+        return "The tool's schema cannot be used; its operator must register it again."
+
+
+async def _withdraw(connection: AsyncConnection, tenant: str, approval_id: str) -> None:
+    """Let an approval count no more, whose key approves another input now."""
+    table = tables.decisions
+    is_it = (table.c.tenant == tenant) & (table.c.id == approval_id)
+    await connection.execute(update(table).where(is_it).values(status="spent"))
+
+
+async def _approve(
+    connection: AsyncConnection, tenant: str, call: CallView, by: str, via: str, edited_input: bytes | None
+) -> str:
     """Record an allow that waits for another one, for whoever looks at the call."""
     approval_id = "dec_" + secrets.token_hex(12)
     row = {"session_id": call.session_id, "call_id": call.id, "result": "allow", "status": "approved"}
+    if edited_input is not None:
+        row["edited_input"] = edited_input.decode()
     await connection.execute(
         insert(tables.decisions).values(tenant=tenant, id=approval_id, decided_by=by, via=via, **row)
     )
@@ -256,6 +355,7 @@ async def _insert(
     by: str,
     via: str,
     deny_message: str | None,
+    edited_input: bytes | None = None,
 ) -> str:
     """Let a decision stand, tell the session's runner, and return its id."""
     decision_id = "dec_" + secrets.token_hex(12)
@@ -273,6 +373,7 @@ async def _insert(
             decided_by=by,
             via=via,
             deny_message=deny_message,
+            edited_input=edited_input and edited_input.decode(),
         )
     )
     asked = await connection.scalar(

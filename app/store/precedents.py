@@ -20,13 +20,17 @@ LAST_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Precedent:
-    """A decision that somebody gave. `deny_message` is what the agent was told."""
+    """A decision that somebody gave. `deny_message` is what the agent was told.
+
+    `is_edited` says that an allow put another input in the place of the agent's.
+    """
 
     result: str
     by: str
     via: str
     at: datetime
     deny_message: str | None
+    is_edited: bool
 
 
 async def of_tools(
@@ -57,12 +61,13 @@ async def of_inputs(
 
 
 def _precedent(row: Row[Any]) -> Precedent:
-    return Precedent(row.result, row.actor, row.via, row.at, row.deny_message)
+    return Precedent(row.result, row.actor, row.via, row.at, row.deny_message, row.is_edited)
 
 
 # The first line is what the two indexes hold.
 _DECIDED: Final = """
-    select a.result, a.actor, a.via, a.at, d.deny_message
+    select a.result, a.actor, a.via, a.at, d.deny_message,
+        coalesce(a.detail like 'edited %', false) as is_edited
     from audit a left join decisions d on d.tenant = a.tenant and d.id = a.decision_id
     where a.kind in ('decision.recorded', 'decision.seen') and a.via <> 'policy'
         and a.tenant = :tenant and a.subject = w.tool and d.status is distinct from 'refused'

@@ -417,6 +417,7 @@ def _with_decision(key: tuple[str, str]) -> Any:
             _decisions.c.decided_by,
             _decisions.c.via,
             _decisions.c.deny_message,
+            _decisions.c.edited_input.label("decided_input"),
             func.extract("epoch", _decisions.c.decided_at).label("decided_epoch"),
             case((is_over, None), else_=_served_by()).label("served_by"),
         )
@@ -467,6 +468,7 @@ def _call(row: Row[Any], attempts: int = 0, episodes: int = 0, is_promised: bool
         result=result,
         posted=row.posted,
         detail=row.detail,
+        edited_input=row.edited_input and row.edited_input.encode(),
     )
 
 
@@ -487,4 +489,5 @@ def _decision(row: Row[Any]) -> Decision | None:
         at=float(row.decided_epoch),
         deny_message=row.deny_message,
         id=row.decision_id,
+        edited_input=row.decided_input and row.decided_input.encode(),
     )

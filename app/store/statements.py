@@ -111,6 +111,9 @@ _AS_HELD: Final = (
 _SAVED: Final = {
     **{name: f"excluded.{name}" for name in _CHANGING},
     **{name: f"case when {_IS_LEFT} then calls.{name} else excluded.{name} end" for name in _KEPT},
+    # A call that is over is remembered without its inputs.
+    "edited_input": f"case when excluded.state in ({_OVER})"
+    " then calls.edited_input else excluded.edited_input end",
     "state": f"case when {_IS_LEFT} and excluded.state = 'dispatched'"
     " then 'answered' else excluded.state end",
     # Set once, when the call comes to be held: neither a refused decision nor a restart grants more time, or
@@ -126,6 +129,7 @@ _CALL: Final = {
     "processed_at": "text", "permission": "text", "state": "text", "gate_by": "text", "gate_reason": "text",
     "gate_on_expiry": "text", "gate_remind_after_s": "double precision", "outcome_unknown": "boolean",
     "attempts": "integer", "result": "text", "is_error": "boolean", "posted": "boolean", "detail": "text",
+    "edited_input": "text",
 }  # fmt: skip
 SAVE_CALLS: Final = Bulk.of(
     f"""

@@ -7,9 +7,9 @@ import hashlib
 import hmac
 import json
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from app.core.calls import Call
+from app.core.calls import Call, digest
 from app.core.headers import is_refused_webhook, is_well_formed
 from app.core.tools import Tool
 
@@ -29,22 +29,26 @@ def build_body(
 ) -> bytes:
     """Serialise a call for its tool: once, to be stored and sent as the same bytes at each attempt.
 
-    The call's input goes in as the bytes that arrived. `timestamp` (RFC 3339) defaults to the moment
-    upstream processed the call, and is null if nobody knows it. `callback_url` is where the tool may report
-    its result later; the token for it is left out here and goes in by `with_token`. `is_test` marks a call
-    that no agent made.
+    The call's input goes in as the bytes that arrived; an edited one goes in its place, marked as such and
+    with its digest. `timestamp` (RFC 3339) defaults to the moment upstream processed the call, and is null if
+    nobody knows it. `callback_url` is where the tool may report its result later; the token for it is left
+    out here and goes in by `with_token`. `is_test` marks a call that no agent made.
     """
-    members = {
+    members: dict[str, Any] = {
         "call_id": call.id,
         "session_id": session_id,
         "thread_id": call.thread_id,
         "tool": call.tool,
         "kind": call.kind,
     }
-    head = json.dumps(members | ({"test": True} if is_test else {}), separators=(",", ":"))
+    if is_test:
+        members["test"] = True
+    if call.edited_input is not None:
+        members |= {"input_edited": True, "input_digest": digest(call.edited_input)}
+    head = json.dumps(members, separators=(",", ":"))
     moment = json.dumps(call.processed_at if timestamp is None else timestamp)
     opening = f'{{"type":"tool.call","timestamp":{moment},"data":{head[:-1]},"input":'
-    body = opening.encode() + call.input
+    body = opening.encode() + call.sent_input
     if callback_url is None:
         return body + b"}}"
     return body + b',"callback":{"url":' + json.dumps(callback_url)[:-1].encode() + _NO_TOKEN

@@ -44,6 +44,7 @@ async def test_a_call_is_shown_whole(service: Service) -> None:
         "tool": "bash",
         "input": {"command": "ls"},
         "input_digest": f"sha256:{digest}",
+        "edited_input": None,
         "state": "held",
         "outcome_unknown": False,
         "awaits_callback": False,
@@ -99,6 +100,7 @@ async def test_the_decision_shown_is_the_one_that_stands(service: Service) -> No
         "via": "api",
         "at": "2025-01-01T00:00:00Z",
         "deny_message": None,
+        "edited_input_digest": None,
     }
 
 

@@ -296,12 +296,6 @@ async def test_an_invalid_decision_is_refused_and_not_recorded(
     assert await decisions(service) == []
 
 
-async def test_an_edited_input_is_not_supported(service: Service) -> None:
-    await held(service)
-    assert problem(await confirm(service, input={"command": "true"})) == (422, "not_supported")
-    assert await decisions(service) == []
-
-
 async def test_a_decision_about_another_input_is_refused(service: Service) -> None:
     await held(service, input='{"command":   "ls"}')
     seen = digest(b'{"command": "ls"}')

@@ -356,3 +356,124 @@ async def test_without_script_a_form_still_decides(browser: Browser, site: Site)
     await sign_in(page, await site.key("Ana"))
     await page.get_by_role("button", name="Allow").click()
     await expect(page.locator(".outcome")).to_contain_text("Allowed by Ana")
+
+
+ASKS: dict[str, Any] = {
+    "kind": "custom", "tool": "refund", "permission": None, "gate_by": "tool", "gate_reason": "tool_asks",
+}  # fmt: skip
+REFUND = {"order": "A-1", "amount": 900, "note": "all of it"}
+
+
+async def test_an_input_is_edited_and_allowed_by_keyboard(browser: Browser, site: Site) -> None:
+    await attach(site)
+    await hold(site, "tu_1", REFUND, **ASKS)
+    page = await signed_in(browser, site)
+    await page.keyboard.press("e")
+    field = card(page, "refund").get_by_label("The input to run instead")
+    await expect(field).to_be_focused()
+    await expect(field).to_have_value(json.dumps(REFUND))
+    await expect(card(page, "refund").get_by_role("button", name="Allow", exact=True)).to_be_hidden()
+    await page.keyboard.press("Control+a")
+    await page.keyboard.type('{"order": "A-1",\n "amount": 90.10}')
+    assert await decided(site, "tu_1") is None
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("button", name="Allow the edited input")).to_be_focused()
+    await page.keyboard.press("Enter")
+    shown = card(page, "refund")
+    await expect(shown.locator(".outcome")).to_contain_text("Allowed by Ana,")
+    await expect(shown.locator(".edited")).to_contain_text("90.10")
+    await expect(shown.locator(".edited dt", has=page.get_by_text("edited"))).to_have_text(["amount edited"])
+    await expect(shown.locator(".edited")).to_contain_text("Left out: note")
+    await expect(shown).to_contain_text("all of it")
+    stored = (await site.http.get("/sessions/sesn_1/calls/tu_1")).text
+    assert '"edited_input":{"order":"A-1","amount":90.10}' in stored
+    await no_fault(page)
+    assert 0 <= await shown_ms(site, "tu_1") <= 60_000
+
+
+async def test_an_edit_that_is_no_json_says_where_and_keeps_what_was_typed(
+    browser: Browser, site: Site
+) -> None:
+    await attach(site)
+    await hold(site, "tu_1", REFUND, **ASKS)
+    page = await signed_in(browser, site)
+    await page.keyboard.press("e")
+    await page.keyboard.press("Control+a")
+    await page.keyboard.type('{"amount" 90}')
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("alert")).to_contain_text("line 1, column 11")
+    field = page.get_by_label("The input to run instead")
+    await expect(field).to_have_value('{"amount" 90}')
+    await expect(field).to_be_focused()
+    await no_fault(page)
+    async with site.engine.begin() as connection:  # its card is replaced
+        await connection.execute(update(tables.calls).values(gate_reason="ask", updated_at=func.now()))
+    await expect(card(page, "refund")).to_contain_text("own policy asks")
+    await expect(field).to_have_value('{"amount" 90}')
+    await expect(field).to_be_focused()
+    await field.fill('{"amount": 90}')
+    await page.get_by_role("button", name="Allow the edited input").click()
+    await expect(page.locator(".outcome")).to_contain_text("Allowed by Ana,")
+
+
+async def test_a_second_person_allows_what_the_first_one_edited(browser: Browser, site: Site) -> None:
+    await attach(site)
+    rules = {"url": "https://tools.example/hook", "approvals_required": 2}
+    assert (await site.http.put("/tools/refund", json=rules)).status_code == 201
+    await hold(site, "tu_1", REFUND, **ASKS)
+    ana, ben = await signed_in(browser, site), await signed_in(browser, site, "Ben")
+    await ana.keyboard.press("e")
+    await ana.keyboard.press("Control+a")
+    await ana.keyboard.type('{"amount": 90}')
+    await ana.keyboard.press("Tab")
+    await ana.keyboard.press("Enter")
+    await expect(card(ben, "refund").locator(".edited")).to_contain_text("this runs if it is allowed")
+    await ben.keyboard.press("a")
+    await expect(ben.get_by_role("button", name="Allow as edited")).to_be_focused()
+    await ben.keyboard.press("a")
+    await expect(card(ben, "refund").locator(".outcome")).to_contain_text("Allowed by Ben,")
+    shown = (await site.http.get("/sessions/sesn_1/calls/tu_1")).json()
+    assert {"amount": 90} == shown["edited_input"]
+
+
+async def test_what_no_eye_sees_is_edited_as_an_escape(browser: Browser, site: Site) -> None:
+    raw = {"to": "a\u202eb\u200b", "é": "ok \U0001f600"}
+    await attach(site)
+    async with site.engine.begin() as connection:
+        await add_call(connection, "tu_1", input=json.dumps(raw, ensure_ascii=False), **ASKS)
+    page = await signed_in(browser, site)
+    await page.keyboard.press("e")
+    field = page.get_by_label("The input to run instead")
+    await expect(field).to_have_value('{"to": "a\\u202eb\\u200b", "é": "ok \U0001f600"}')
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".outcome")).to_contain_text("Allowed by Ana,")
+    assert (await site.http.get("/sessions/sesn_1/calls/tu_1")).json()["edited_input"] is None
+
+
+async def test_what_cannot_be_edited_here_has_no_field(browser: Browser, site: Site) -> None:
+    await attach(site)
+    await hold(site, "tu_1")
+    await hold(site, "tu_2", {"text": "x" * 5_000}, **ASKS)
+    page = await signed_in(browser, site)
+    await expect(card(page, "too long to be edited here")).to_have_count(1)
+    await expect(page.locator("textarea")).to_have_count(0)
+    await page.keyboard.press("e")
+    await expect(page.locator(".card")).to_have_count(2)
+
+
+async def test_without_script_an_input_is_edited_too(browser: Browser, site: Site) -> None:
+    await attach(site)
+    await hold(site, "tu_1", REFUND, **ASKS)
+    context = await browser.new_context(base_url=site.base, java_script_enabled=False)
+    page = await context.new_page()
+    await sign_in(page, await site.key("Ana"))
+    field = page.get_by_label("The input to run instead")
+    for typed, words in [("[]", "no JSON object"), ('{"amount": 90}', "Allowed by Ana")]:
+        if not await field.is_visible():
+            await page.get_by_text("Edit …").click()
+        await field.fill(typed)
+        await page.get_by_role("button", name="Allow the edited input").click()
+        await expect(page.locator(".card")).to_contain_text(words)
+    await expect(page.locator(".edited")).to_contain_text("90")

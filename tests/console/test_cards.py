@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.console import cards
 from app.console.cards import Card
 from app.console.text import INLINE_CHARS_MAX
+from app.core.calls import digest
 from app.store import audit, calls, decisions, keys, tables, tools
 from app.store.audit import Entry
 from tests.store.rows import SECRETS, add_attachment, add_call, add_message
@@ -130,10 +131,11 @@ async def test_a_card_says_how_long_it_is_held_and_whose_word_it_takes(engine: A
 async def decided(engine: AsyncEngine, call_id: str, result: Any, by: str, **values: Any) -> None:
     """Add a call and let somebody decide on it."""
     values = {"input": '{"command": "other"}', "gate_by": "tool"} | values
-    message = values.pop("deny_message", None)
+    message, edited = values.pop("deny_message", None), values.pop("edited_input", None)
     async with engine.begin() as connection:
         await add_call(connection, call_id, **values)
         given = {"result": result, "deny_message": message, "by": by, "via": "console"}
+        given["edited_input"] = edited
         done = await decisions.decide(connection, "default", "sesn_1", call_id, **given)
         assert isinstance(done, decisions.Recorded)
 
@@ -159,6 +161,15 @@ async def test_a_card_tells_how_the_last_calls_of_its_tool_were_decided(engine: 
     assert "Use the replica. …" == shown.deny_reason
     assert ["Ana", "the operator’s key", "Ben", "Ben", "Ben"] == [one.by for one in shown.last]
     assert shown.same is None
+
+
+async def test_a_card_tells_of_an_allow_of_the_same_input_that_another_one_ran(engine: AsyncEngine) -> None:
+    same = (await card(engine)).call.input
+    ben = await person(engine, "Ben")
+    await decided(engine, "tu_2", "allow", ben, input=same, kind="custom", edited_input='{"command":"true"}')
+    shown = await read(engine)
+    assert shown.same is not None
+    assert ("allow", True) == (shown.same.result, shown.same.is_edited)
 
 
 async def test_a_card_tells_what_became_of_the_very_same_input(engine: AsyncEngine) -> None:
@@ -226,3 +237,21 @@ async def test_many_cards_ask_the_database_no_more_than_one(engine: AsyncEngine)
         for n in range(40):
             await add_call(connection, f"more_{n}", tool=f"tool_{n % 7}", input=f'{{"n": {n}}}')
     assert await asked(1) == await asked(41)
+
+
+async def test_a_card_shows_what_was_edited_and_lets_an_allow_be_about_it(engine: AsyncEngine) -> None:
+    """As long as another must allow it too; its tool then gets just what the second person saw."""
+    raw, edited = '{"a": 1, "b": 2, "c": true}', '{"a":1,"b":3,"c":1}'
+    row = {"tenant": "default", "id": "dec_1", "session_id": "sesn_1", "call_id": "tu_1", "decided_by": "ana"}
+    before = await card(engine, kind="custom", gate_by="tool", gate_reason="tool_asks", input=raw)
+    assert (None, raw, True) == (before.edited, before.to_edit, before.can_be_edited)
+    async with engine.begin() as connection:
+        marks = await calls.waiting_marks(connection, "default", limit=1)
+        approval = {"via": "api", "result": "allow", "status": "approved", "edited_input": edited}
+        await connection.execute(insert(tables.decisions).values(**row, **approval))
+        assert marks != await calls.waiting_marks(connection, "default", limit=1)
+    after = await read(engine)
+    assert (edited, before.digest) == (after.to_edit, after.digest)
+    assert digest(edited.encode()) == after.digest_to_allow
+    assert ({"b", "c"}, ()) == (after.changed, after.dropped)
+    assert before.version != after.version

@@ -62,20 +62,26 @@ function tellTimes() {
 // What is new takes the place of what is old; what the reader types or has opened stays.
 
 function replace(old, fresh) {
-  const typed = old.querySelector("[name=deny_message]");
-  const next = fresh.querySelector("[name=deny_message]");
   const hadFocus = old.contains(document.activeElement);
-  const within = typed && document.activeElement === typed;
-  if (typed && next) {
-    next.value = typed.value;
-    next.closest("details").open = typed.closest("details").open;
+  let focused = null;
+  for (const name of ["deny_message", "edited_input"]) {
+    const typed = old.querySelector(`[name=${name}]`);
+    const next = fresh.querySelector(`[name=${name}]`);
+    if (!typed || !next) continue;
+    const { open } = typed.closest("details");
+    // An untouched input is shown as it is now: another person may have edited it.
+    if (name === "deny_message" || open || typed.value !== typed.defaultValue) next.value = typed.value;
+    next.closest("details").open = open;
+    if (document.activeElement === typed) focused = { next, at: [typed.selectionStart, typed.selectionEnd] };
   }
   fresh = document.adoptNode(fresh);
   fresh.hidden = old.hidden;
   if (old.classList.contains("current")) fresh.classList.add("current");
   old.replaceWith(fresh);
-  if (within && next) next.focus();
-  else if (hadFocus) fresh.focus({ preventScroll: true });
+  if (focused) {
+    focused.next.focus();
+    focused.next.setSelectionRange(...focused.at);
+  } else if (hadFocus) fresh.focus({ preventScroll: true });
 }
 
 function merge(page) {
@@ -169,7 +175,7 @@ async function decide(form, button) {
     replace(card, fresh);
     const told = fresh.querySelector(".notice, .outcome");
     if (told) announce(told.textContent);
-    fresh.focus({ preventScroll: true });
+    (fresh.querySelector("[aria-invalid]") ?? fresh).focus({ preventScroll: true });
   } else {
     for (const one of form.querySelectorAll("button")) one.disabled = false;
     const said = answer.page && answer.page.querySelector("main p");
@@ -235,16 +241,31 @@ function chosen() {
 function openDeny() {
   const card = chosen();
   if (!card) return null;
+  closeAll(card);
   card.querySelector("details.deny").open = true;
   card.querySelector("[name=deny_message]").focus();
   return card;
+}
+
+function closeAll(card) {
+  for (const one of card?.querySelectorAll("details.deny, details.edit") ?? []) one.open = false;
+}
+
+function openEdit() {
+  const card = chosen();
+  const input = card?.querySelector("[name=edited_input]");
+  if (!input) return;
+  closeAll(card);
+  card.querySelector("details.edit").open = true;
+  input.focus();
+  card.scrollIntoView({ block: "nearest" });
 }
 
 // The first `a` goes to the button, which shows what it would do; the second one presses it.
 function allow() {
   const button = chosen()?.querySelector("button.allow");
   if (!button) return;
-  button.form.querySelector("details.deny").open = false;
+  closeAll(button.form);
   if (document.activeElement === button) button.click();
   else {
     button.focus();
@@ -257,6 +278,7 @@ const keys = {
   k: () => move(-1),
   a: allow,
   d: openDeny,
+  e: openEdit,
   "/": () => byId("filter")?.focus(),
   "?": () => byId("help")?.showModal(),
 };
@@ -272,8 +294,7 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     document.activeElement?.blur?.();
     const card = event.target.closest(".card") || document.querySelector(".card.current:not([hidden])");
-    const deny = card?.querySelector("details.deny");
-    if (deny) deny.open = false;
+    closeAll(card);
     select(card);
     return;
   }
