@@ -108,11 +108,13 @@ def test_the_demo_prints_the_curl_that_allows_its_held_call_and_then_shows_the_t
 
 
 @pytest.mark.timeout(360)
-def test_every_example_answers_a_call_of_the_demo(folder: Path) -> None:
-    """One demo after another on the same data; which examples may be left out, test_receivers says."""
-    for language in EXAMPLES:
-        if left_out(language):
-            continue
+@pytest.mark.parametrize(
+    "languages", [("Python",), pytest.param((*EXAMPLES,), marks=pytest.mark.nightly)], ids=["one", "every"]
+)
+def test_an_example_answers_a_call_of_the_demo(folder: Path, languages: tuple[str, ...]) -> None:
+    """One demo after another on the same data. All examples serve a call of the service in test_receivers."""
+    for language in languages:
+        assert left_out(language) is None
         port = free_port()
         demo = Demo(folder / "d", "--tool-url", f"http://127.0.0.1:{port}/")
         try:
