@@ -163,12 +163,14 @@ class _Story:
         """Tell until the agent has said its last word."""
         path = f"/sessions/{self.session_id}"
         while True:
-            for message in (await self._ask("GET", f"{path}/messages"))["data"]:
+            messages = (await self._ask("GET", f"{path}/messages"))["data"]
+            for message in messages:
                 self._tell_message(message)
             calls = (await self._ask("GET", f"{path}/calls"))["data"]
             for call in calls:
                 self._tell_call(call)
-            finals = [m for m in (await self._ask("GET", f"{path}/text"))["data"] if m["state"] == "final"]
+            # Of what was told: the last message may have ended since.
+            finals = [message for message in messages if message["state"] == "final"]
             if len(finals) > len(calls) > 1:
                 break
             await asyncio.sleep(POLL_S)
