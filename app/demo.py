@@ -235,7 +235,7 @@ class _Story:
             say(f"  curl -s {self._header()} {json_} {url} -d {shlex.quote(body)}")
             say()
         elif state == "posted":
-            if told == "held":
+            if call["decision"] is not None:
                 say("Allowed. The verdict went upstream, then the call went to the webhook.")
             else:
                 say(f"\nThe agent called {name} with {input_}. Nothing gates it, so it went to the webhook.")

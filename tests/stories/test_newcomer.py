@@ -105,6 +105,7 @@ def test_the_demo_prints_the_curl_that_allows_its_held_call_and_then_shows_the_t
     texts = [message["text"] for message in json.loads(answer.stdout)["data"]]
     assert "refunded 49.90 EUR." in texts[-1]
     assert texts[-1].split(".")[-2] in demo.text
+    assert demo.text.count("Nothing gates it") == demo.text.count("Allowed. The verdict went upstream") == 1
 
 
 @pytest.mark.timeout(360)
