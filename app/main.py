@@ -18,6 +18,7 @@ from app.api import (
     keys,
     messages,
     redeliveries,
+    rules,
     sessions,
     subscriptions,
     tool_tests,
@@ -109,7 +110,7 @@ def create_app(bridge: Bridge) -> FastAPI:
     add_handlers(app)
     for module in (
         tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, redeliveries, messages,
-        keys, subscriptions, audit, health,
+        keys, rules, subscriptions, audit, health,
     ):  # fmt: skip
         app.include_router(module.router)
     add_console(app)

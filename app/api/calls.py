@@ -54,6 +54,7 @@ class GateView(BaseModel):
     by: Literal["upstream", "tool", "rule"]
     permission: str | None
     reason: str | None
+    rule: str | None = Field(description="The standing rule that holds it, or that was to answer.")
     expires_at: datetime | None = Field(description="When a decision comes too late, if on_expiry is `deny`.")
     on_expiry: Literal["deny", "keep"] | None = Field(description="What happens then.")
     is_overdue: bool = Field(description="Whether that moment has passed and the call is held.")
@@ -69,8 +70,8 @@ class DecisionView(BaseModel):
 
     result: Literal["allow", "deny"]
     status: Literal["accepted", "sending", "refused"]
-    by: str
-    via: str
+    by: str = Field(description="A key's id, `admin`, `upstream`, `expiry`, or the id of a standing rule.")
+    via: str = Field(description="`api`, `console`, `rule`, `expiry`, `stream` or `policy`.")
     at: datetime
     deny_message: str | None
     edited_input_digest: str | None = Field(description="Of the input that it put in the call's place.")
@@ -205,6 +206,7 @@ def gate_object(gate: calls.Gate) -> dict[str, Any]:
         "by": gate.by,
         "permission": gate.permission,
         "reason": gate.reason,
+        "rule": gate.rule,
         "expires_at": gate.expires_at,
         "on_expiry": gate.on_expiry,
         "is_overdue": gate.is_overdue,

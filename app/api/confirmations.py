@@ -29,11 +29,22 @@ from app.api.lists import (
 )
 from app.api.polls import PolledRoute, polls
 from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, invalid, not_found
+from app.api.rules import ARGUMENTS_MAX, ArgumentName, RuleObject, rule_object, too_many
 from app.core.calls import END_STATES, Reason
 from app.store import attachments, calls, decisions
 from app.store.calls import CallView, Filter
-from app.store.decisions import DENY_MESSAGE_CHARS_MAX, SHOWN_MS_MAX, Approved, Recorded, Refused
+from app.store.decisions import (
+    DENY_MESSAGE_CHARS_MAX,
+    REMEMBERED_S,
+    REMEMBERED_S_MAX,
+    SHOWN_MS_MAX,
+    Approved,
+    Recorded,
+    Refused,
+    Remember,
+)
 from app.store.paging import Page
+from app.store.rules import TooManyRulesError
 from app.store.wakeups import Signal, session_key
 
 LOOK_LIMIT_S: Final = 2.0
@@ -56,6 +67,19 @@ def cleaned(value: object) -> object:
     return _UNSTORABLE.sub("\ufffd", value)
 
 
+class RememberBody(BaseModel):
+    """Allow calls like this one for its session: of the same tool, with no other arguments than it has."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    same: list[ArgumentName] | None = Field(
+        None,
+        max_length=ARGUMENTS_MAX,
+        description="The top-level arguments whose values must be this call's; null: all of them.",
+    )
+    expires_in_s: float = Field(REMEMBERED_S, gt=0, le=REMEMBERED_S_MAX, allow_inf_nan=False)
+
+
 class ConfirmBody(BaseModel):
     """A decision on one call."""
 
@@ -76,6 +100,10 @@ class ConfirmBody(BaseModel):
         description="Runs in the place of the agent's input, which stays on record; the agent is told."
         " Only with `allow`, and only for custom calls.",
     )
+    rule: RememberBody | None = Field(
+        None,
+        description="Make a rule as well that allows calls like this one for the rest. Only with `allow`.",
+    )
     shown_ms: int | None = Field(
         None, ge=0, le=SHOWN_MS_MAX, description="For how long the person saw the call; kept in the audit."
     )
@@ -91,11 +119,19 @@ class ConfirmBody(BaseModel):
     def _agrees(self) -> ConfirmBody:
         if self.result == "allow" and self.deny_message is not None:
             raise ValueError("deny_message goes with deny only; leave it out or deny")
+        if self.rule is not None and (self.result == "deny" or self.input is not None):
+            raise ValueError("rule goes with an allow of the agent's own input; leave it out")
         if self.result == "deny" and self.input is not None:
             raise ValueError(
                 "input goes with allow only; leave it out, or say in deny_message what to change"
             )
         return self
+
+
+class Remembered(CallObject):
+    """The call, with the rule that was made of it."""
+
+    rule: RuleObject
 
 
 class HalfApproved(CallObject):
@@ -106,11 +142,11 @@ class HalfApproved(CallObject):
 
 @router.post(
     "/sessions/{session_id}/confirm",
-    response_model=CallObject,
+    response_model=CallObject | Remembered,
     summary="Allow or deny a held call",
     responses={
         202: {
-            "model": CallObject | HalfApproved,
+            "model": CallObject | Remembered | HalfApproved,
             "description": "Decided, and upstream has not accepted it yet; or approved, and another must too",
         },
         **documented(
@@ -129,6 +165,8 @@ class HalfApproved(CallObject):
             "invalid_request",
             "not_editable",
             "input_unfit",
+            "rule_unfit",
+            "too_many_rules",
         ),
     },
     **requires("confirm"),
@@ -138,7 +176,10 @@ async def confirm(
 ) -> Response:
     edited_input = None if body.input is None else await _as_written(request)
     with bridge.wakeups.listen(session_key(caller.tenant, session_id)) as signal:
-        done = await _decide(bridge, caller, session_id, body, edited_input, signal)
+        try:
+            done = await _decide(bridge, caller, session_id, body, edited_input, signal)
+        except TooManyRulesError as error:
+            raise too_many() from error
         if isinstance(done, Refused):
             raise await _refused(bridge, caller.tenant, session_id, done)
         if isinstance(done, Approved):
@@ -251,6 +292,7 @@ async def _decide(
                 input_digest=body.input_digest,
                 edited_input=edited_input,
                 shown_ms=body.shown_ms,
+                remember=_remember(body.rule),
             )
             is_unknown = isinstance(done, Refused) and done.code == "call_not_found"
             if is_unknown and not is_wanted:
@@ -259,6 +301,12 @@ async def _decide(
         if not is_unknown or _now() >= deadline:
             return done
         await _changed(signal, deadline)
+
+
+def _remember(body: RememberBody | None) -> Remember | None:
+    if body is None:
+        return None
+    return Remember(None if body.same is None else tuple(body.same), body.expires_in_s)
 
 
 class _Written(msgspec.Struct):
@@ -279,6 +327,7 @@ async def _outcome(
 ) -> Response:
     """Answer once the decision has been accepted or refused, or 202 when that takes too long."""
     deadline = _now() + OUTCOME_LIMIT_S
+    made = {} if recorded.rule is None else {"rule": rule_object(recorded.rule)}
     while True:
         async with bridge.engine.connect() as connection:
             # One snapshot: a call read just before its decision was refused would still show it as good.
@@ -290,9 +339,9 @@ async def _outcome(
         if status == "refused":
             return _after_refusal(call, body.result, refusal)
         if status != "sending" or call.state != "held":
-            return json_response(call_object(call))
+            return json_response(call_object(call) | made)
         if _now() >= deadline:
-            return json_response(call_object(call), status=202)
+            return json_response(call_object(call) | made, status=202)
         await _changed(signal, deadline)
 
 
@@ -329,6 +378,7 @@ REFUSALS: Final[Mapping[str, str]] = {
     "approved_otherwise": "Another person approved this call with another input, as `gate.approvals` shows,"
     " and both must approve the same one. Allow what that person approved (`edited_input` of the call; if"
     " null, the agent's own), or deny.",
+    "rule_unfit": "No rule can be made of this call, as `errors` says; allow it without `rule`.",
     "not_awaiting_confirmation": "The call does not wait for a person; its `state` says where it is.",
 }
 
@@ -366,7 +416,8 @@ def _refusal(refused: Refused) -> Problem:
             members["gate"] = gate_object(refused.call.gate)
         if refused.call.decision is not None:
             members["decision"] = decision_object(refused.call.decision)
-    errors = [] if refused.why is None else [("input", refused.why)]
+    place = "rule" if refused.code == "rule_unfit" else "input"
+    errors = [] if refused.why is None else [(place, refused.why)]
     return Problem(refused.code, REFUSALS[refused.code], errors=errors, members=members)
 
 

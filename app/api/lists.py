@@ -51,6 +51,7 @@ ToolName = Annotated[
 ]
 KeyId = Annotated[str, Path(pattern="^key_[0-9a-f]{24}$")]
 TestId = Annotated[str, Path(pattern="^test_[0-9a-f]{24}$")]
+RuleId = Annotated[str, Path(pattern="^rul_[0-9a-f]{24}$")]
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="The most items to return.")]
 Cursor = Annotated[
     str | None,

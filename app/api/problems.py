@@ -36,6 +36,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "key_not_found": (404, "There is no such key"),
     "test_not_found": (404, "There is no such test"),
     "subscription_not_found": (404, "There is no such subscription"),
+    "rule_not_found": (404, "There is no such rule"),
     "method_not_allowed": (405, "The address does not take this method"),
     "settings_differ": (409, "The session is attached with other settings"),
     "detaching": (409, "The session is being detached"),
@@ -54,6 +55,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "refused_by_upstream": (409, "Upstream refused the decision"),
     "too_many_tools": (409, "The tenant has too many tools"),
     "too_many_subscriptions": (409, "The tenant has too many subscriptions"),
+    "too_many_rules": (409, "The tenant has too many rules"),
     "too_many_tests": (409, "The tenant has too many tests under way"),
     "too_many_secrets": (409, "The tool has too many signing secrets"),
     "secrets_unreadable": (409, "The tool's secrets cannot be read"),
@@ -63,6 +65,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "invalid_request": (422, "The request is malformed"),
     "not_editable": (422, "The call's input cannot be edited"),
     "input_unfit": (422, "The edited input cannot run"),
+    "rule_unfit": (422, "No rule can be made of the call"),
     "internal_error": (500, "The service failed"),
     "database_unavailable": (503, "The database cannot be reached"),
 }
@@ -75,6 +78,7 @@ _PATH_CODES: Final = {
     "key_id": "key_not_found",
     "test_id": "test_not_found",
     "subscription": "subscription_not_found",
+    "rule_id": "rule_not_found",
 }
 """What is missing when a path parameter has a form that no id has."""
 
@@ -85,6 +89,7 @@ _UNLIKE: Final = {
     "event_id": "This cannot be the id of a message: one is 1 to 256 printable characters, such as sevt_….",
     "key_id": "This cannot be the id of a key: one is key_ and 24 hexadecimal digits, as GET /keys shows it.",
     "test_id": "This cannot be the id of a test: one is test_ and 24 hexadecimal digits.",
+    "rule_id": "This cannot be the id of a rule: one is rul_ and 24 hexadecimal digits.",
     "subscription": "This cannot be a subscription's name: one is 1 to 64 letters, digits, dots, _ or -.",
 }
 
@@ -95,6 +100,7 @@ NOT_FOUND_DETAILS: Final = {
     "message_not_found": "The session has no message of that id; it may be a preview that was dropped.",
     "key_not_found": "The tenant has no key of that id; GET /keys lists those it has.",
     "subscription_not_found": "No subscription has that name; PUT /subscriptions/{name} makes one.",
+    "rule_not_found": "The tenant has no rule of that id; GET /rules lists those it has.",
     "test_not_found": "The tool has no test of that id; POST /tools/{name}/test makes one.",
 }
 

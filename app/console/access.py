@@ -27,7 +27,7 @@ from app.store import passes
 from app.store.keys import Scope
 from app.store.passes import TOKEN_CHARS_MAX, Pass
 
-FIELDS_MAX: Final = 20
+FIELDS_MAX: Final = 100
 SIGN_IN: Final = "/console/sign-in"
 
 # Not no-referrer: with it browsers send `Origin: null` also to ourselves. No other site learns an address.

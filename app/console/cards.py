@@ -17,6 +17,7 @@ from app.console.text import Input, editable, read_input
 from app.core.calls import END_STATES, digest
 from app.core.edits import is_editable
 from app.core.events import Kind
+from app.core.rules import VIA
 from app.core.tools import CATCH_ALL, is_admitted, registration_of
 from app.store import attachments, keys, messages, precedents, tools
 from app.store.attachments import Settings
@@ -96,6 +97,19 @@ class Card:
         gate = self.call.gate
         kind = cast("Kind", self.call.kind)
         return gate is not None and is_editable(kind, gate.by, gate.reason)
+
+    @property
+    def can_be_remembered(self) -> bool:
+        """Whether an allow can make a rule for calls like it."""
+        gate = self.call.gate
+        is_known = self.input.is_whole and self.input.fields is not None
+        return (
+            is_known
+            and self.edited is None
+            and gate is not None
+            and gate.reason != "outcome_unknown"
+            and gate.rules.approvals_required == 1
+        )
 
     @property
     def to_edit(self) -> str | None:
@@ -197,6 +211,8 @@ def name_of(by: str, via: str, names: Mapping[str, str]) -> str:
     """Return who did something, in words; `names` are those of keys."""
     if by == ADMIN:
         return wording.OPERATOR
+    if via == VIA:
+        return f"the standing rule {by}"
     return names.get(by) or _OTHERS.get(via, by)
 
 

@@ -13,13 +13,16 @@ from app.api.bridge import Bridge, Given
 from app.api.confirmations import REFUSALS, cleaned
 from app.api.lists import EventId, SessionId
 from app.api.problems import CODES, NOT_FOUND_DETAILS, Problem, not_found
+from app.api.rules import too_many
 from app.console import cards
 from app.console.access import ConsoleRoute, Form, Signed, Viewer, shown_to
 from app.console.pages import LIVE_HEADER, etag, page, unchanged
-from app.console.text import INLINE_CHARS_MAX, PAGE_CHARS
+from app.console.text import INLINE_CHARS_MAX, PAGE_CHARS, read_input
 from app.console.wording import DENY_REASONS
 from app.store import calls, decisions, deliveries
-from app.store.decisions import DENY_MESSAGE_CHARS_MAX, SHOWN_MS_MAX, Refused
+from app.store.calls import CallView
+from app.store.decisions import DENY_MESSAGE_CHARS_MAX, SHOWN_MS_MAX, Refused, Remember
+from app.store.rules import TooManyRulesError
 
 CARDS_MAX: Final = 100
 """So many of the oldest are shown; the page says when more wait."""
@@ -29,6 +32,12 @@ _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _SHOWN: Final = re.compile(r"[0-9]{1,12}")
 _EDITED: Final = "allow_edited"
 """What the button of the edited input sends as the form's result."""
+_LIKE: Final = "allow_like"
+"""What the button sends that makes a rule as well."""
+_SAME: Final = "same."
+"""Before the number of an argument, from 0, that must be the same."""
+_REMEMBERED_S: Final = {"3600": "an hour", "28800": "8 hours", "86400": "a day"}
+"""How long such a rule may live, by the choice in the form."""
 
 router = APIRouter(route_class=ConsoleRoute)
 
@@ -63,16 +72,17 @@ async def call_page(
 @router.post("/console/decisions", **shown_to("confirm"))
 async def decide(request: Request, bridge: Given, viewer: Signed, form: Form) -> Response:
     session_id, call_id = (str(cleaned(form.get(name, ""))) for name in ("session_id", "call_id"))
-    async with bridge.engine.begin() as connection:
-        done = await decisions.decide(
-            connection,
-            viewer.caller.tenant,
-            session_id,
-            call_id,
-            by=viewer.caller.id,
-            via="console",
-            **_decision(form),
-        )
+    tenant, decision = viewer.caller.tenant, _decision(form)
+    try:
+        async with bridge.engine.begin() as connection:
+            if form.get("result") == _LIKE:
+                found = await calls.get(connection, tenant, session_id, call_id)
+                decision["remember"] = None if found is None else _remember(form, found)
+            done = await decisions.decide(
+                connection, tenant, session_id, call_id, by=viewer.caller.id, via="console", **decision
+            )
+    except TooManyRulesError as error:
+        raise too_many() from error
     if isinstance(done, Refused) and done.code in NOT_FOUND_DETAILS:
         raise not_found(done.code)
     if not isinstance(done, Refused) and LIVE_HEADER not in request.headers:
@@ -88,7 +98,7 @@ def _decision(form: Mapping[str, str]) -> dict[str, Any]:
     result: Literal["allow", "deny"] = "deny" if given == "deny" else "allow"
     message = str(cleaned(form.get("deny_message", ""))).strip()
     input_digest = form.get("input_digest", "")
-    if given not in ("allow", "deny", _EDITED) or not _DIGEST.fullmatch(input_digest):
+    if given not in ("allow", "deny", _EDITED, _LIKE) or not _DIGEST.fullmatch(input_digest):
         raise Problem("invalid_request", "The form names no decision, or not the input that it is about.")
     if len(message) > DENY_MESSAGE_CHARS_MAX:
         raise Problem(
@@ -102,6 +112,16 @@ def _decision(form: Mapping[str, str]) -> dict[str, Any]:
         "result": result, "deny_message": deny_message, "input_digest": input_digest,
         "edited_input": edited_input, "shown_ms": shown_ms,
     }  # fmt: skip
+
+
+def _remember(form: Mapping[str, str], call: CallView) -> Remember:
+    """Read which arguments must be the same: their numbers are those in the input that the digest names."""
+    names = [field.name for field in read_input(call.input).fields or ()]
+    same = [name for place, name in enumerate(names) if f"{_SAME}{place}" in form]
+    chosen = form.get("expires_in_s", "")
+    if chosen not in _REMEMBERED_S:
+        raise Problem("invalid_request", "The form does not say how long the rule shall live.")
+    return Remember(tuple(same), float(chosen))
 
 
 async def _call_page(
@@ -127,7 +147,7 @@ async def _call_page(
     notice = why = None
     if isinstance(refused, Refused):
         notice, why = REFUSALS[refused.code], refused.why
-        if why is not None:
+        if refused.code == "input_unfit" and why is not None:
             notice = "The edited input cannot run; correct it and allow again."
     return page(
         request,
@@ -150,5 +170,6 @@ _CARD: Final[Mapping[str, Any]] = {
     "inline_chars": INLINE_CHARS_MAX,
     "part_chars": PAGE_CHARS,
     "message_chars": cards.MESSAGE_CHARS_MAX,
+    "remembered": _REMEMBERED_S,
 }
 """What every card's template is given besides."""

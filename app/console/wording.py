@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from app.console.text import Field, Input, line
+from app.core.rules import ArgumentTest, Rule
 from app.store.calls import CallView, Gate
 from app.store.decisions import DEFAULT_DENY_MESSAGE
 
@@ -36,6 +37,9 @@ _REASONS: Final[Mapping[str, str]] = {
     "unread_policy": "The agent’s policy for this tool could not be read, so it is held.",
     "required_action": "The platform waits for a person’s word on this call.",
     "tool_asks": "The tool is registered with gate: ask, so each of its calls is held.",
+    "rule_asks": "A standing rule asks a person before such calls run.",
+    "rule_denies": "A standing rule is about to deny it.",
+    "rule_over": "The rule that had allowed it was revoked, or has expired, before the call was sent.",
     "outcome_unknown": "It was delivered once and nobody knows whether it ran. Allow delivers it once more.",
 }
 
@@ -95,6 +99,32 @@ def needs(gate: Gate | None, names: Mapping[str, str]) -> str:
     if gate.rules.approvers is not None:
         sentences.append(f"Only {', '.join(gate.rules.approvers) or 'nobody'} may decide.")
     return " ".join(sentences)
+
+
+def rule(one: Rule) -> str:
+    """Return what a standing rule does; names and values in it are other people's text."""
+    which = "every call" if one.tool is None else f"calls of {one.tool}"
+    if one.kind is not None:
+        which += f" ({_KINDS[one.kind]})"
+    if one.session_id is not None:
+        which += f" in session {one.session_id}"
+    tests = " and ".join(_test(test) for test in one.tests)
+    if one.only is not None:
+        others = ", ".join(sorted(one.only))
+        which += f", with no arguments but {others}" if others else ", without arguments"
+    return f"{_EFFECTS[one.effect]} {which}" + (f", where {tests}." if tests else ".")
+
+
+def _test(test: ArgumentTest) -> str:
+    name = test.argument.removeprefix("/") or "the input"
+    if test.operator == "is_given":
+        return f"{name} is {'given' if test.value == 'true' else 'not given'}"
+    return f"{name} is {_OPERATORS[test.operator]}{test.value}"
+
+
+_EFFECTS: Final = {"allow": "Allows", "ask": "Asks a person before", "deny": "Denies"}
+_KINDS: Final = {"custom": "custom tool", "builtin": "built-in tool", "mcp": "MCP"}
+_OPERATORS: Final = {"equals": "", "one_of": "one of ", "at_most": "at most ", "at_least": "at least "}
 
 
 def tally(results: Sequence[str]) -> str:

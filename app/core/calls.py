@@ -85,9 +85,21 @@ class Result:
 
 
 Reason = Literal[
-    "ask", "unknown_permission", "unread_policy", "required_action", "tool_asks", "outcome_unknown"
+    "ask",
+    "unknown_permission",
+    "unread_policy",
+    "required_action",
+    "tool_asks",
+    "outcome_unknown",
+    "rule_asks",
+    "rule_denies",
+    "rule_over",
 ]
 """Why a call is held, as a code; a later version may have stored others."""
+
+
+REOPENING: Final = ("outcome_unknown", "rule_over")
+"""The reasons for which a call is held on which somebody has decided before: that decision is spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,8 @@ class Gate:
     """Who holds a call, and why.
 
     `by` is `upstream` (it asks, or may have asked), `tool` (the registration says ask) or `rule`.
-    `reason` is one of `Reason`. A call that comes to be held has `expires_in_s` from then on by the store's
+    `reason` is one of `Reason`. `rule` is the id of the standing rule that holds the call, or that is about
+    to answer for a person. A call that comes to be held has `expires_in_s` from then on by the store's
     time, and then `on_expiry` happens; None waits for ever. After `remind_after_s` people are reminded of it
     for the first time; None: never. None of these is read back: the store keeps the moments.
     """
@@ -106,11 +119,13 @@ class Gate:
     expires_in_s: float | None = None
     on_expiry: Literal["deny", "keep"] = "deny"
     remind_after_s: float | None = None
+    rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Somebody's allow or deny. `by` is who, `via` how: `api`, `stream`, `policy`, `expiry`.
+    """Somebody's allow or deny. `by` is who, `via` how: `api`, `console`, `stream`, `policy`, `expiry`, or
+    `rule`.
 
     `at` is in seconds since 1970; None where the deciding moment is upstream's and unknown. `edited_input` is
     the JSON object that an allow put in the place of the call's own input, as bytes.

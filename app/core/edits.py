@@ -11,7 +11,8 @@ import re
 from typing import Any, Final
 
 from app.core.events import Kind
-from app.core.inputs import INPUT_BYTES_MAX, Unreadable, members
+from app.core.inputs import INPUT_BYTES_MAX
+from app.core.strict_json import Unreadable, read
 
 # Possessive: linear on any text. Spaces in strings stay.
 _STRING_OR_SPACE: Final = re.compile(r'("(?:[^"\\]++|\\.)*+")|[ \t\n\r]++')
@@ -61,9 +62,7 @@ def read_edit(text: str, original: bytes) -> bytes | None:
 
 
 def _read(text: str) -> Any:
-    return json.loads(
-        text, object_pairs_hook=members, parse_int=_number, parse_float=_number, parse_constant=_refuse
-    )
+    return read(text, parse_int=_number, parse_float=_number)
 
 
 def _is_same(edited: Any, original: bytes) -> bool:
@@ -76,7 +75,3 @@ def _is_same(edited: Any, original: bytes) -> bool:
 def _number(digits: str) -> tuple[str]:
     # A tuple equals no other JSON value, so 1 is not true, and 1.0 is not 1.
     return (digits,)
-
-
-def _refuse(constant: str) -> Any:
-    raise Unreadable(f"{constant} is no JSON number")

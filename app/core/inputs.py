@@ -17,6 +17,7 @@ from app.core.ledger import Remembered
 from app.core.misfits import sentence
 from app.core.outgoing import error_result
 from app.core.schemas import SchemaRefused, compiled
+from app.core.strict_json import Unreadable, read
 from app.core.tools import AGENT_SCHEMA, Tool
 
 INPUT_BYTES_MAX: Final = 1_048_576
@@ -31,10 +32,6 @@ UNFIT: Final = "Not delivered: its input does not fit the tool's `input_schema`.
 """The `detail` of such a call."""
 
 _PATTERN_STEPS: Final = 20
-
-
-class Unreadable(ValueError):
-    """The input is JSON that different readers read differently, or that cannot be compared."""
 
 
 class InputChecks:
@@ -100,7 +97,8 @@ def misfit(text: str, input_: bytes) -> str | None:
     if len(input_) > INPUT_BYTES_MAX:
         return f"It has {len(input_)} bytes, and more than {INPUT_BYTES_MAX} are not checked."
     try:
-        instance = _read(input_)
+        # Numbers are compared digit for digit, as the tool will see them.
+        instance = read(input_, parse_float=Decimal)
         steps = _count(instance) * schema.values
         if steps + _PATTERN_STEPS * len(input_) * schema.patterns > STEPS_MAX:
             return "It is too large to be checked against this schema. Send less at once."
@@ -118,11 +116,6 @@ def misfit(text: str, input_: bytes) -> str | None:
     return "\n".join(lines)
 
 
-def _read(input_: bytes) -> Any:
-    # Numbers are compared digit for digit, as the tool will see them.
-    return json.loads(input_, object_pairs_hook=members, parse_float=Decimal, parse_constant=_refuse)
-
-
 def _count(instance: Any) -> int:
     """The number of JSON values in the input, itself included."""
     count, below = 0, [instance]
@@ -134,19 +127,3 @@ def _count(instance: Any) -> int:
         elif isinstance(value, list):
             below += value
     return count
-
-
-def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its members as written.
-
-    Raises:
-        Unreadable: a name occurs twice.
-    """
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise Unreadable("it names a member of an object twice, and readers differ in which one counts")
-    return members
-
-
-def _refuse(constant: str) -> Any:
-    raise Unreadable(f"{constant} is no JSON number")

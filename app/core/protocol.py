@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from app.core.calls import Call, Decision, Result
 from app.core.events import Answer, AnyEvent, Confirmation, Interrupt
+from app.core.rules import Rule
 from app.core.tools import Tool
 
 EndReason = Literal[
@@ -168,9 +169,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ToolsChanged:
-    """The tenant's registry is now this."""
+    """The tenant's registry is now this, and its live rules, those that are about any session or this one."""
 
     tools: Mapping[str, Tool]
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +309,13 @@ class RefuseDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsultRules:
+    """See in the store whether a standing rule answers for a person; its decision comes as `Decided`."""
+
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SaveMessage:
     """Store the snapshot; a partial one may be coalesced with its successors."""
 
@@ -422,6 +431,7 @@ class End:
 Effect = (
     SaveCall
     | RefuseDecision
+    | ConsultRules
     | SaveMessage
     | DropMessages
     | Deliver

@@ -18,7 +18,8 @@ from app.core.inputs import UNFIT, InputChecks
 from app.core.ledger import Ledger, Remembered
 from app.core.outgoing import error_result
 from app.core.posting import covers
-from app.core.protocol import Deliver, Delivered, Promised, RefuseDecision, Settings, Watch
+from app.core.protocol import ConsultRules, Deliver, Delivered, Promised, RefuseDecision, Settings, Watch
+from app.core.rules import VIA, Rule, is_promised, over_gate, rule_gate, ruling
 from app.core.sending import Sends, denied_state
 from app.core.tools import Tool, gating, is_admitted, registration_of
 
@@ -27,6 +28,9 @@ INTERRUPTS_MAX: Final = 100
 
 EPISODES_MAX: Final = 3
 """How often a delivery is begun whose outcome nobody lives to store; then the call itself is to blame."""
+
+_OURS: Final = ("tool_asks", "rule_asks", "rule_denies")
+"""Why a call is held that nobody but us asks about, and nobody has decided on before."""
 
 _POLICY_DENY: Final = Decision("deny", "accepted", "upstream", "policy")
 
@@ -46,6 +50,7 @@ class Router:
         self._ledger = ledger
         self._sends = sends
         self.tools = tools
+        self.rules: tuple[Rule, ...] = ()
         self._verdicts: Remembered[Decision] = Remembered()
         self._answered: Remembered[bool] = Remembered()  # whether history listed the call with its answer
         self._mcp: Remembered[Call] = Remembered()
@@ -103,7 +108,7 @@ class Router:
         elif (unfit := self.checks.unfit(call, tool)) is not None:
             # Before our own gate: nobody should have to decide on a call that cannot run.
             self._sends.answer(replace(call, detail=UNFIT), unfit)
-        elif (gate := tool_gate(tool)) is not None and call.confirmation != "allow":
+        elif (gate := self._own_gate(call, tool)) is not None:
             self._hold(call, gate)
         elif not tool.enabled:
             self._sends.answer(call, _disabled(tool))
@@ -121,7 +126,33 @@ class Router:
                 on_expiry=tool.on_expiry,
                 remind_after_s=tool.remind_after_s,
             )
+        rule = self._answering(call, gate)
+        if gate is not None and rule is not None:
+            gate = replace(gate, rule=rule.id)
+        if gate is not None and gate.reason == "rule_over":
+            call = replace(call, decision=None)
         self._ledger.save(replace(call, gate=gate), "held")
+        if rule is not None:
+            self._ledger.emit(ConsultRules(call.id))
+
+    def _own_gate(self, call: Call, tool: Tool) -> Gate | None:
+        """Our gate on a call that nobody has allowed, or that a rule has which is live no more; else None."""
+        if call.confirmation == "allow":
+            return over_gate(call, {rule.id for rule in self.rules})
+        return tool_gate(tool) or rule_gate(self._ruling(call))
+
+    def _ruling(self, call: Call) -> Rule | None:
+        return ruling(self.rules, call.kind, call.tool, call.input)
+
+    def _answering(self, call: Call, gate: Gate | None) -> Rule | None:
+        """The rule that answers for a person, as far as is known here.
+
+        None answers whether a delivery whose outcome is unknown shall be repeated.
+        """
+        if gate is None or gate.reason == "outcome_unknown":
+            return None
+        rule = self._ruling(call)
+        return None if rule is None or rule.effect == "ask" else rule
 
     def _park(self, call: Call) -> None:
         """Leave a call that is not ours to its owner, and say why it is not ours."""
@@ -183,9 +214,9 @@ class Router:
                 continue
             call = self._ledger.calls[call_id]
             tool = self._tool(call)
-            is_gated = tool is not None and tool_gate(tool) is not None and call.confirmation != "allow"
+            is_gated = tool is not None and self._own_gate(call, tool) is not None
             if tool is None or not tool.enabled or is_gated or self.checks.unfit(call, tool) is not None:
-                self._admit(call)  # the registration changed while it waited
+                self._admit(call)  # the registration, or the rules, changed while it waited
             else:
                 self._deliver(call, tool)
 
@@ -249,7 +280,7 @@ class Router:
         if call is None or call.state != "dispatched" or not call.awaits_callback:
             return  # its result has come meanwhile, or it was settled
         tool = self._tool(call)
-        if tool is not None and tool.enabled and (tool_gate(tool) is None or call.confirmation == "allow"):
+        if tool is not None and tool.enabled and self._own_gate(call, tool) is None:
             self._deliver(call, tool)
 
     def orphaned(self, call_id: str, *, is_unsent: bool) -> None:
@@ -265,7 +296,7 @@ class Router:
 
     def _redeliver(self, call: Call) -> None:
         tool = self._tool(call)
-        is_open = tool is not None and (tool_gate(tool) is None or call.confirmation == "allow")
+        is_open = tool is not None and self._own_gate(call, tool) is None
         if call.awaits_callback:
             self._give_up(call, tool)
             return
@@ -477,13 +508,23 @@ class Router:
         self.tools = tools
         for call in list(self._ledger.calls.values()):
             is_owned = self._tool(call) is not None
-            is_held_by_us = call.state == "held" and call.gate is not None and call.gate.reason == "tool_asks"
+            is_held_by_us = call.state == "held" and call.gate is not None and call.gate.reason in _OURS
             if call.id in self._unread:
                 continue
             if call.state == "unowned" and is_owned:
                 self._admit(call)
             elif (call.state == "queued" or is_held_by_us) and not is_owned:
                 self._park(call)
+
+    def rules_changed(self, rules: tuple[Rule, ...]) -> None:
+        """Rules changed: one that is new may answer for a person who is asked already."""
+        if rules == self.rules:
+            return
+        self.rules = rules
+        for call_id in self._ledger.in_state["held"]:
+            call = self._ledger.calls[call_id]
+            if call.decision is None and self._answering(call, call.gate) is not None:
+                self._ledger.emit(ConsultRules(call_id))
 
     def policies_read(self) -> None:
         """Calls that were held for want of a policy may be free now."""
@@ -502,12 +543,15 @@ class Router:
             if call.id in self._ledger.posts:
                 continue
             is_ruled = call.decision is not None and call.decision.status == "sending"
+            is_asked = call.state == "held" and call.decision is None
             if call.state == "answered" and call.result is not None:
                 self._sends.answer(call, call.result)
             elif call.state == "posting" or (call.state == "held" and is_ruled):
                 self._sends.resume(call)
             elif call.state == "unowned" and self._tool(call) is not None:
                 self._admit(call)  # its tool was registered while nobody served the session
+            elif is_asked and (is_promised(call) or self._answering(call, call.gate) is not None):
+                self._ledger.emit(ConsultRules(call.id))
 
 
 def _disabled(tool: Tool) -> Result:
@@ -520,7 +564,8 @@ def _denial(decision: Decision) -> str:
     if decision.via == "expiry" and decision.deny_message:
         return decision.deny_message
     message = decision.deny_message or "no reason was given"
-    return f"Denied by a reviewer: {message.rstrip('.')}. Do not retry without new instructions."
+    who = "a standing rule" if decision.via == VIA else "a reviewer"
+    return f"Denied by {who}: {message.rstrip('.')}. Do not retry without new instructions."
 
 
 def _call(use: ev.Use) -> Call:

@@ -22,6 +22,7 @@ from app.core.inputs import agent_schemas
 from app.core.ledger import Ledger, Remembered
 from app.core.messages import Messages
 from app.core.routing import Router
+from app.core.rules import Rule
 from app.core.seen import OVERLAP_S, SeenIds
 from app.core.sending import Outcome, Over, Ruled, Sends
 from app.core.tools import Tool
@@ -62,13 +63,20 @@ class _Ending:
 class SessionMachine:
     """One run of one attachment. Not thread-safe; times passed in are monotonic seconds."""
 
-    def __init__(self, settings: p.Settings, tools: Mapping[str, Tool], stored: Stored | None = None) -> None:
+    def __init__(
+        self,
+        settings: p.Settings,
+        tools: Mapping[str, Tool],
+        stored: Stored | None = None,
+        rules: tuple[Rule, ...] = (),
+    ) -> None:
         stored = stored or Stored()
         progress = stored.progress
         self.ledger = Ledger(stored.calls, stored.over)
         self.messages = Messages(stored.open_messages)
         self._sends = Sends(self.ledger)
         self._router = Router(settings, tools, self.ledger, self._sends)
+        self._router.rules = rules
         self._router.environment = settings.environment or progress.environment
         self._router.primary_thread_id = progress.primary_thread_id
         self._router.wanted = frozenset(progress.missing)
@@ -122,6 +130,7 @@ class SessionMachine:
             case p.Received():
                 self._received(notice.event, now)
             case p.ToolsChanged():
+                self._router.rules_changed(notice.rules)
                 self._router.tools_changed(notice.tools)
             case p.SettingsChanged():
                 self._settings_changed(notice.settings, now)

@@ -18,7 +18,9 @@ from app.core.retry import wait_s
 from app.logs import logger
 from app.runner.deliveries import Deliveries
 from app.runner.tasks import Tasks
+from app.store import decisions
 from app.store.budgets import Priority
+from app.store.database import is_unavailable
 from app.store.leases import SEND_S
 from app.upstream.client import UpstreamClient
 from app.upstream.failures import UpstreamError
@@ -32,7 +34,7 @@ RETRIEVE_REQUESTS: Final = 2
 ORPHANS_EVERY_S: Final = 1.0
 CALLBACKS_EVERY_S: Final = 60.0
 """How late a report may be found that no wish has told of."""
-TRUST_POLL_S: Final = 0.2
+CONSULT_AGAIN_S: Final = 1.0
 SLOT_WAIT_S: Final = 1.0
 """A delivery that waited longer for a slot of its tool has its deadline noted again."""
 LEAVE_TRIES_S: Final = 60.0
@@ -79,6 +81,8 @@ class Errands:
         match effect:
             case p.Deliver():
                 self._deliveries.start(effect)
+            case p.ConsultRules():
+                self._tasks.start(self._single, f"rules {effect.call_id}", self._consult(effect.call_id))
             case p.Watch():
                 self._deliveries.watch([effect.call_id])
             case p.Send():
@@ -141,6 +145,20 @@ class Errands:
         wait = wait_s(nominal_s, floor_s=floor_s, draw=self._tasks.parts.draw())
         if wait > 0:
             await asyncio.sleep(wait)
+
+    async def _consult(self, call_id: str) -> None:
+        """Ask the store until it has answered: nobody may have been told of the call."""
+        tenant, session_id = self._lease.tenant, self._lease.session_id
+        while True:
+            try:
+                async with self._tasks.parts.engine.begin() as connection:
+                    await decisions.consult(connection, tenant, session_id, call_id)
+                return
+            except Exception as error:
+                if not is_unavailable(error):
+                    raise
+                log.warning("rules_not_consulted", session_id=session_id, call_id=call_id, error=repr(error))
+            await asyncio.sleep(CONSULT_AGAIN_S)
 
     # ---- upstream
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.core import protocol as p
+from app.core.rules import Rule
 from app.core.tools import Tool
 from app.logs import logger
 from app.runner.budget import UNLIMITED, Budget, Unlimited
@@ -23,7 +25,7 @@ from app.runner.callbacks import Callbacks
 from app.runner.runner import DefectError, SessionRunner
 from app.runner.tasks import Parts
 from app.runner.tool_tests import ToolTests
-from app.store import decisions, leases, reminders, runs
+from app.store import decisions, leases, reminders, rules, runs
 from app.store.attachments import settings_of
 from app.store.batches import Batch
 from app.store.database import is_unavailable
@@ -55,6 +57,8 @@ DEFECTS_MAX: Final = 2
 """An event whose handling failed this often is left out."""
 CLOCK_STEP_S: Final = 0.01
 """Timers may come early by the resolution of the loop's clock."""
+RULE_STEP_S: Final = 0.01
+"""Rules are read again so much after one expires: the database says then that it has."""
 DEAD_REPLICA_S: Final = 3_600.0
 
 _NO_CREDENTIAL: Final = "set ANTHROPIC_API_KEY and start again: the session goes on by itself"
@@ -64,8 +68,13 @@ log = logger(__name__)
 
 @dataclass(slots=True)
 class _Registry:
+    """What a tenant has registered, and its live rules. The first of them expires at `expires_at`, by the
+    event loop's clock."""
+
     version: int
     tools: Mapping[str, Tool]
+    rules: tuple[Rule, ...]
+    expires_at: float
 
 
 @dataclass(slots=True)
@@ -307,23 +316,29 @@ class Fleet:
             if tenant not in tenants:
                 del self._registries[tenant]
         for tenant in tenants & self._registries.keys():
+            known = self._registries[tenant]
             async with self._engine.connect() as connection:
-                if await registry_version(connection, tenant) == self._registries[tenant].version:
+                is_current = asyncio.get_running_loop().time() < known.expires_at
+                if is_current and await registry_version(connection, tenant) == known.version:
                     continue
-                version, tools = await load_registry(connection, self._secrets, tenant)
-            self._registries[tenant] = _Registry(version, tools)
+                known = self._registries[tenant] = await self._load_registry(connection, tenant)
             serving = [run.runner for run in self._runs.values() if run.runner is not None]
             for runner in [*serving, *self._draining.values()]:
                 if runner.lease.tenant == tenant:
-                    runner.change_tools(tools)
+                    runner.change_tools(known.tools, known.rules)
 
-    async def _registry(self, tenant: str) -> Mapping[str, Tool]:
+    async def _registry(self, tenant: str) -> _Registry:
         known = self._registries.get(tenant)
         if known is None:
             async with self._engine.connect() as connection:
-                version, tools = await load_registry(connection, self._secrets, tenant)
-            known = self._registries[tenant] = _Registry(version, tools)
-        return known.tools
+                known = self._registries[tenant] = await self._load_registry(connection, tenant)
+        return known
+
+    async def _load_registry(self, connection: AsyncConnection, tenant: str) -> _Registry:
+        version, tools = await load_registry(connection, self._secrets, tenant)
+        live, left_s = await rules.live(connection, tenant)
+        left_s = math.inf if left_s is None else left_s + RULE_STEP_S
+        return _Registry(version, tools, live, asyncio.get_running_loop().time() + left_s)
 
     # ---- runs
 
@@ -385,10 +400,12 @@ class Fleet:
         start, client = await self._start_of(lease)
         if start is None or client is None:
             return
-        tools = await self._registry(lease.tenant)
+        registry = await self._registry(lease.tenant)
         skipped = self._defects.skipped(lease)
         parts = replace(self._parts, budget=self._budget_for(lease.tenant, start.settings.credential))
-        runner = SessionRunner(lease, start, tools, client, parts, skipped=skipped)
+        runner = SessionRunner(
+            lease, start, registry.tools, client, parts, rules=registry.rules, skipped=skipped
+        )
         run = self._runs.get((lease.tenant, lease.session_id))
         if run is not None and run.lease == lease:
             run.runner = runner

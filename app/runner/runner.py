@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.core import protocol as p
 from app.core.calls import Call
+from app.core.rules import Rule
 from app.core.session import SessionMachine, Stored
 from app.core.tools import Tool
 from app.logs import logger
@@ -49,7 +50,8 @@ class DefectError(Exception):
 class SessionRunner:
     """One run of one attachment. `run` returns when the attachment ended, or after `stop` or `lose`.
 
-    `skipped` are ids of events whose handling failed before, and which this run leaves out.
+    `rules` are the live ones of the tenant, oldest first. `skipped` are ids of events whose handling failed
+    before, and which this run leaves out.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SessionRunner:
         client: UpstreamClient,
         parts: Parts,
         *,
+        rules: Sequence[Rule] = (),
         skipped: frozenset[str] = frozenset(),
     ) -> None:
         self.lease = lease
@@ -81,7 +84,7 @@ class SessionRunner:
         deadline = None if start.idle_left_s is None else self._loop.time() + start.idle_left_s
         progress = replace(start.progress, idle_deadline=deadline)
         stored = Stored(start.calls, start.over, progress, start.open_messages)
-        self._machine = SessionMachine(start.settings.for_core(), tools, stored)
+        self._machine = SessionMachine(start.settings.for_core(), tools, stored, self._about(rules))
         self._saving = Saving(
             lease,
             start.calls,
@@ -105,11 +108,14 @@ class SessionRunner:
         self._deliveries.look_again()
         self._wake()
 
-    def change_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Bring a changed registry."""
-        self._told_tools = p.ToolsChanged(tools)
+    def change_tools(self, tools: Mapping[str, Tool], rules: Sequence[Rule]) -> None:
+        """Bring a changed registry, and the live rules."""
+        self._told_tools = p.ToolsChanged(tools, self._about(rules))
         self._deliveries.tools = tools
         self._wake()
+
+    def _about(self, rules: Sequence[Rule]) -> tuple[Rule, ...]:
+        return tuple(rule for rule in rules if rule.session_id in (None, self.lease.session_id))
 
     def stop(self) -> None:
         """End the run soon, for another replica to go on; deliveries under way may finish."""

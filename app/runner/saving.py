@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from app.core import protocol as p
-from app.core.calls import Call, Decision
+from app.core.calls import REOPENING, Call, Decision
 from app.core.session import SessionMachine
 from app.store.batches import AttemptEnd, AttemptStart, Batch
 from app.store.leases import Lease
@@ -103,7 +103,7 @@ class Saving:
         batch.calls.append(call)
         if call.decision is not None and call.decision != self._decisions.get(call.id):
             batch.decided.append(call)
-        if call.state == "held" and call.gate is not None and call.gate.reason == "outcome_unknown":
+        if call.state == "held" and call.gate is not None and call.gate.reason in REOPENING:
             batch.reopened += [] if call.decision is not None else [call.id]
         if call.state == "held":
             self._held.add(call.id)

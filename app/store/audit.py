@@ -37,6 +37,7 @@ Kind = Literal[
     # What nobody asked us for.
     "decision.seen",
     "decision.expired",
+    "decision.ruled",
     # What became of a decision.
     "decision.refused",
     "decision.spent",
@@ -46,6 +47,8 @@ Kind = Literal[
     "tool.changed",
     "tool.deleted",
     "tool.secret_rotated",
+    "rule.created",
+    "rule.revoked",
 ]
 
 _audit = tables.audit
@@ -57,10 +60,10 @@ class Entry:
     """What a row says. `actor` did it or it was done to that one's decision; `via` is how that is known.
 
     `via` is `api` (the key that `actor` names), `console` (a key that signed in there), `stream` (seen
-    upstream), `policy` (of upstream), `expiry`, or `service`. `detail` is a code; of an allow with an edited
-    input `edited ` and that one's digest. For a call, `subject`
-    (its tool) and `input_digest` are filled in from its row when they are left out. `shown_ms` is for how
-    long the person looked, as the client says.
+    upstream), `policy` (of upstream), `expiry`, `rule` (the standing one that `actor` names), or `service`.
+    `detail` is a code; of an allow with an edited input `edited ` and that one's digest, of a rule its id.
+    For a call, `subject` (its tool) and `input_digest` are filled in from its row when they are left out.
+    `shown_ms` is for how long the person looked, as the client says.
     """
 
     tenant: str

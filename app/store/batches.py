@@ -202,6 +202,7 @@ def _calls(batches: Sequence[Batch]) -> _Rows:
                 expires_in_s=call.gate and call.gate.expires_in_s,
                 gate_on_expiry=call.gate and call.gate.expires_in_s and call.gate.on_expiry,
                 gate_remind_after_s=call.gate and call.gate.remind_after_s,
+                gate_rule=call.gate and call.gate.rule,
                 outcome_unknown=call.outcome_unknown,
                 attempts=call.attempts, result=call.result and call.result.content.decode(),
                 is_error=call.result and call.result.is_error, posted=call.posted, detail=call.detail,

@@ -7,15 +7,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, lateral, not_, select, true, tuple_
+from sqlalchemy import ColumnElement, Row, Select, and_, func, lateral, not_, or_, select, true, tuple_
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.selectable import LateralFromClause
 
+from app.core.rules import ASKING
 from app.store import tables
 from app.store.approvals import NO_RULES, Rules, may_decide, rules_of
 from app.store.attachments import NOT_ATTACHED
 from app.store.paging import Page, bounded_rows
+
+RULE_S: Final = 2.0
+"""For so long a rule that is about to answer may take; then the call waits for a person."""
 
 Mark = tuple[str, str, datetime, datetime | None]
 """Session, call, when it last changed, and when somebody last approved it."""
@@ -54,11 +58,12 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Who holds or held the call. `rules` are those of its tool while it is held."""
+    """Who holds or held the call. `rules` are those of its tool while it is held, `rule` a standing one."""
 
     by: str
     permission: str | None
     reason: str | None
+    rule: str | None
     expires_at: datetime | None
     on_expiry: str | None
     is_overdue: bool
@@ -226,7 +231,13 @@ def _is_waiting() -> Sequence[ColumnElement[bool]]:
         .correlate(_calls)
         .exists()
     )
-    return _calls.c.state == "held", not_(is_decided), is_served
+    # One that a rule is about to answer would come and go in the same moment.
+    is_asked = or_(
+        _calls.c.gate_rule.is_(None),
+        _calls.c.gate_reason.in_(ASKING),
+        _calls.c.updated_at <= func.now() - func.make_interval(0, 0, 0, 0, 0, 0, RULE_S),
+    )
+    return _calls.c.state == "held", not_(is_decided), is_served, is_asked
 
 
 async def _page(connection: AsyncConnection, tenant: str, query: Select[Any], limit: int) -> Page[CallView]:
@@ -301,7 +312,7 @@ def _call(row: Row[Any], rules: Rules) -> CallView:
     gate = decision = None
     if row.gate_by is not None:
         gate = Gate(
-            row.gate_by, row.permission, row.gate_reason,
+            row.gate_by, row.permission, row.gate_reason, row.gate_rule,
             row.gate_expires_at, row.gate_on_expiry, bool(row.is_overdue), rules,
             tuple(map(Approval, row.approval_ids or (), row.approved_by or (), row.approved_via or (),
                       row.approved_at or (), row.approved_inputs or ())),

@@ -14,11 +14,11 @@ runs would have one approval only. Who alone has approved may approve another in
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
 import msgspec
-from sqlalchemy import insert, literal_column, select, text, update
+from sqlalchemy import func, insert, literal_column, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.calls import END_STATES, digest
@@ -26,12 +26,15 @@ from app.core.edits import EditRefused, is_editable, read_edit
 from app.core.events import Kind as CallKind
 from app.core.inputs import misfit
 from app.core.notifications import Event, decision_data
+from app.core.rules import ASKING, VIA, like
 from app.core.schemas import SchemaRefused
+from app.core.strict_json import Unreadable
 from app.core.tools import AGENT_SCHEMA, CATCH_ALL, registration_of
-from app.store import attachments, audit, calls, outbox, tables
+from app.store import attachments, audit, calls, outbox, rules, tables
 from app.store.approvals import entitled
 from app.store.audit import Entry, Kind
 from app.store.calls import CallView
+from app.store.rules import RuleView
 from app.store.wakeups import notify, session_key, wish_key
 
 WANTED_MAX: Final = 32
@@ -43,6 +46,11 @@ EXPIRY_MESSAGE: Final = "Nobody decided on this call in time. Do not retry witho
 """Told to the agent when a call expired."""
 EXPIRY: Final = "expiry"
 """Who and what decided then."""
+RULE_MESSAGE: Final = "calls like this one are not allowed"
+"""Told to the agent when a rule denies that has no words of its own."""
+REMEMBERED_S: Final = 3_600.0
+REMEMBERED_S_MAX: Final = 86_400.0
+"""How long a rule may live that was made of an allow."""
 EXPIRY_AGAIN_S: Final = 300.0
 """When upstream refused the deny of a call that expired, it is tried again so much later."""
 SHOWN_MS_MAX: Final = 2**31 - 1
@@ -64,6 +72,7 @@ RefusalCode = Literal[
     "not_editable",
     "input_unfit",
     "approved_otherwise",
+    "rule_unfit",
 ]
 
 
@@ -71,8 +80,8 @@ RefusalCode = Literal[
 class Refused:
     """The decision was not recorded, and why: a code of `app.api.problems`, and the call if there is one.
 
-    `why` are lines that say where an edited input is unfit, of `input_unfit` only; `edited` is the digest of
-    one that came too late.
+    `why` are lines that say where an edited input is unfit, of `input_unfit`, or why no rule can be made of
+    the call, of `rule_unfit`; `edited` is the digest of one that came too late.
     """
 
     code: RefusalCode
@@ -85,13 +94,27 @@ class Refused:
 class Recorded:
     """The decision stands; `is_new` is False when the same one stood already.
 
-    `edited` is the digest of the input that it puts in the place of the call's, None for that itself.
+    `edited` is the digest of the input that it puts in the place of the call's, None for that itself. `rule`
+    is the one that was made of it.
     """
 
     decision_id: str
     is_new: bool
     call: CallView
     edited: str | None = None
+    rule: RuleView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """With an allow: make a rule that allows calls like this one for its session.
+
+    `same` names the arguments whose values must be this call's; None means all. Others that this call has
+    may vary, and none may be added. The rule lives for `expires_in_s`.
+    """
+
+    same: tuple[str, ...] | None = None
+    expires_in_s: float = REMEMBERED_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +143,7 @@ async def decide(
     input_digest: str | None = None,
     edited_input: str | None = None,
     shown_ms: int | None = None,
+    remember: Remember | None = None,
 ) -> Recorded | Approved | Refused:
     """Record a decision on a held call, unless one stands already; the attempt goes into the audit.
 
@@ -127,12 +151,21 @@ async def decide(
     of the input that the person saw, `shown_ms` for how long. `edited_input` goes with an allow: the JSON
     text of the object that shall run instead; one that says the same as the call's input is none. An allow
     without it whose `input_digest` names an edited input that was approved allows that. The call stays
-    `held`: its runner is told, and moves it. The transaction shall lock nothing more afterwards.
+    `held`: its runner is told, and moves it. `remember` goes with an allow of the agent's own input. The
+    transaction shall lock nothing more afterwards.
+
+    Raises:
+        TooManyRulesError: nothing is recorded if the transaction ends so.
     """
     done = await _record(
         connection, tenant, session_id, call_id, result=result, deny_message=deny_message, by=by, via=via,
-        input_digest=input_digest, edited_input=edited_input,
+        input_digest=input_digest, edited_input=edited_input, remember=remember,
     )  # fmt: skip
+    entries: list[Entry] = []
+    if remember is not None and isinstance(done, Recorded) and done.is_new:
+        made = await rules.create(connection, tenant, _draft(done.call, remember), by=by)
+        done = replace(done, rule=made)
+        entries.append(rules.entry(tenant, "rule.created", made, by, via))
     if not isinstance(done, Refused) or done.code not in _UNAUDITED:
         kind, decision_id, detail = _audited(done)
         attempt = Entry(
@@ -141,8 +174,16 @@ async def decide(
             input_digest=None if done.call is None else digest(done.call.input.encode()),
             decision_id=decision_id, result=result, detail=detail, shown_ms=shown_ms,
         )  # fmt: skip
-        await audit.append(connection, [attempt])
+        await audit.append(connection, [attempt, *entries])
     return done
+
+
+def _draft(call: CallView, remember: Remember) -> rules.Draft:
+    tests, only = like(call.input.encode(), remember.same)
+    return rules.Draft(
+        "allow", call.tool, cast("CallKind", call.kind), call.session_id, tests, only,
+        note=f"Made of {call.id}", expires_in_s=remember.expires_in_s,
+    )  # fmt: skip
 
 
 def _audited(done: Recorded | Approved | Refused) -> tuple[Kind, str | None, str | None]:
@@ -169,6 +210,7 @@ async def _record(
     via: str,
     input_digest: str | None,
     edited_input: str | None,
+    remember: Remember | None,
 ) -> Recorded | Approved | Refused:
     attachment = await attachments.lock(connection, tenant, session_id)
     if attachment is None:
@@ -206,20 +248,22 @@ async def _record(
         return Refused("expired", call)
     assert call.gate is not None, "a held call has a gate"
     earlier = {approval.by: approval.id for approval in call.gate.approvals}
-    rules = call.gate.rules
-    may_decide, others = await entitled(connection, tenant, rules, by, list(earlier))
+    needed = call.gate.rules
+    may_decide, others = await entitled(connection, tenant, needed, by, list(earlier))
     if not may_decide:
         return Refused("not_an_approver", call)
     if result == "deny":
         message = deny_message or DEFAULT_DENY_MESSAGE
         decision_id = await _insert(connection, tenant, call, result, by, via, message)
         return Recorded(decision_id, is_new=True, call=call)
+    if remember is not None and (why := _unrememberable(call, edited, remember)) is not None:
+        return Refused("rule_unfit", call, why)
     approved = {approval.by: _digest_of(approval.edited_input) for approval in call.gate.approvals}
     if any(approved[other] != named for other in others):
         return Refused("approved_otherwise", call)
     if edited is not None and (why := await _misfit(connection, tenant, call, edited)) is not None:
         return Refused("input_unfit", call, why)
-    if len(others) + 1 >= rules.approvals_required:
+    if len(others) + 1 >= needed.approvals_required:
         decision_id = await _insert(connection, tenant, call, result, by, via, None, edited)
         return Recorded(decision_id, is_new=True, call=call, edited=named)
     if by in earlier and approved[by] == named:
@@ -228,6 +272,23 @@ async def _record(
         await _withdraw(connection, tenant, earlier[by])
     approval_id = await _approve(connection, tenant, call, by, via, edited)
     return Approved(approval_id, is_new=True, call=call, edited=named)
+
+
+def _unrememberable(call: CallView, edited: bytes | None, remember: Remember) -> str | None:
+    """Why no rule can be made of an allow, in a sentence; None if one can."""
+    if edited is not None:
+        return "The input was edited; a rule is made of the agent's own."
+    if call.gate is not None and call.gate.rules.approvals_required > 1:
+        return "It takes two people to allow calls of this tool, and a rule stands for one."
+    if call.gate is not None and call.gate.reason == "outcome_unknown":
+        return "No rule answers for calls whose outcome is unknown."
+    try:
+        _draft(call, remember)
+    except KeyError as error:
+        return f"The input has no argument {error.args[0]!r}; name those that it has."
+    except Unreadable as error:
+        return f"The input cannot be compared: {error}."
+    return None
 
 
 def _approved_by(call: CallView, input_digest: str | None) -> bytes | None:
@@ -284,6 +345,51 @@ async def _approve(
     )
     await notify(connection, [session_key(tenant, call.session_id)])
     return approval_id
+
+
+async def consult(connection: AsyncConnection, tenant: str, session_id: str, call_id: str) -> bool:
+    """Let a standing rule answer for a person on a held call, unless somebody decided; return whether it did.
+
+    Where none does, people are told of the call if they were not. No rule answers whether a delivery whose
+    outcome is unknown shall be repeated, nor again where upstream refused a rule's answer. The transaction
+    shall lock nothing more afterwards.
+    """
+    attachment = await attachments.lock(connection, tenant, session_id)
+    if attachment is None or attachment.status in attachments.NOT_ATTACHED:
+        return False
+    call = await _lock_call(connection, tenant, session_id, call_id)
+    if call is None or call.state != "held" or call.gate is None or _is_expired(call):
+        return False
+    has_answered = call.decision is not None and call.decision.via == VIA
+    if call.decision is not None and call.decision.status != "refused":
+        return False
+    is_open = call.gate.reason != "outcome_unknown" and not has_answered
+    rule = await rules.use(connection, tenant, call) if is_open else None
+    if rule is None:
+        await _leave_to_people(connection, tenant, call)
+        return False
+    result: Literal["allow", "deny"] = "deny" if rule.effect == "deny" else "allow"
+    message = (rule.deny_message or RULE_MESSAGE) if result == "deny" else None
+    decision_id = await _insert(connection, tenant, call, result, rule.id, VIA, message)
+    entry = Entry(
+        tenant, "decision.ruled", rule.id, VIA, session_id, call_id, call.tool,
+        digest(call.input.encode()), decision_id=decision_id, result=result,
+    )  # fmt: skip
+    await audit.append(connection, [entry])
+    return True
+
+
+async def _leave_to_people(connection: AsyncConnection, tenant: str, call: CallView) -> None:
+    """Tell of a held call of which nobody was told, as a rule was about to answer."""
+    table = tables.calls
+    is_it = (table.c.tenant == tenant, table.c.session_id == call.session_id, table.c.id == call.id)
+    is_promised = (table.c.gate_rule.is_not(None), table.c.gate_reason.not_in(ASKING))
+    promised = update(table).where(*is_it, *is_promised).values(gate_rule=None, updated_at=func.now())
+    if (await connection.execute(promised)).rowcount:
+        await outbox.put(
+            connection, tenant, "confirmation.requested", outbox.of_view(call), since=call.created_at
+        )
+        await notify(connection, [session_key(tenant, call.session_id)])
 
 
 async def due(connection: AsyncConnection, replica_id: str, limit: int) -> list[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.calls import Call
 from app.core.notifications import STUCK_FLAGS, Event, call_data, decision_data, encode
+from app.core.rules import is_promised
 from app.store.calls import CallView
 from app.store.wakeups import notify
 
@@ -78,7 +79,7 @@ def _decided(session_id: str, call: Call) -> Iterator[_Fact]:
 
 def _turned(batch: Batch, call: Call) -> Iterator[_Fact]:
     data = of_call(batch.lease.session_id, call)
-    if call.state == "held" and call.confirmation is None and call.gate is not None:
+    if call.state == "held" and call.confirmation is None and call.gate is not None and not is_promised(call):
         yield "confirmation.requested", data, call.id, call.gate.reason
     if call.state == "unowned":
         progress = batch.progress

@@ -1,7 +1,7 @@
 """Precedents: how earlier calls of a tool were decided, for whoever decides on the next one.
 
 They are read from the audit, which stays when calls go. Those that upstream refused do not count, nor what a
-policy or the time decided.
+policy, the time or a rule decided.
 """
 
 from __future__ import annotations

@@ -448,7 +448,11 @@ async def _attempts(connection: AsyncConnection, key: tuple[str, str]) -> dict[s
 
 def _call(row: Row[Any], attempts: int = 0, episodes: int = 0, is_promised: bool = False) -> Call:
     result = None if row.result is None else Result(row.result.encode(), bool(row.is_error))
-    gate = None if row.gate_by is None else Gate(row.gate_by, row.permission, row.gate_reason)
+    gate = (
+        None
+        if row.gate_by is None
+        else Gate(row.gate_by, row.permission, row.gate_reason, rule=row.gate_rule)
+    )
     return Call(
         id=row.id,
         kind=row.kind,

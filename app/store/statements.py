@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import TextClause, text
 
 from app.core.calls import END_STATES
+from app.core.rules import VIA
 from app.store.outbox import ASKED
 
 SEPARATOR: Final = "\x1f"
@@ -106,7 +107,8 @@ _IS_LEFT: Final = (
 """An earlier run left the result of the delivery that the writer still waits for, or has given up."""
 _KEPT: Final = ("outcome_unknown", "attempts", "result", "is_error")
 _AS_HELD: Final = (
-    "gate_expires_at", "gate_on_expiry", "gate_remind_after_s", "gate_remind_at", "gate_reminders"
+    "gate_expires_at", "gate_on_expiry", "gate_remind_after_s", "gate_remind_at", "gate_reminders",
+    "gate_rule",
 )  # fmt: skip
 _SAVED: Final = {
     **{name: f"excluded.{name}" for name in _CHANGING},
@@ -116,8 +118,8 @@ _SAVED: Final = {
     " then calls.edited_input else excluded.edited_input end",
     "state": f"case when {_IS_LEFT} and excluded.state = 'dispatched'"
     " then 'answered' else excluded.state end",
-    # Set once, when the call comes to be held: neither a refused decision nor a restart grants more time, or
-    # begins the reminders again.
+    # Set once, when the call comes to be held: neither a refused decision nor a restart grants more time,
+    # begins the reminders again, or promises that a rule answers.
     **{
         name: f"case when excluded.state = 'held' and calls.state <> 'held'"
         f" then excluded.{name} else calls.{name} end"
@@ -127,7 +129,8 @@ _SAVED: Final = {
 _CALL: Final = {
     **_SESSION, "id": "text", "kind": "text", "tool": "text", "thread_id": "text", "input": "text",
     "processed_at": "text", "permission": "text", "state": "text", "gate_by": "text", "gate_reason": "text",
-    "gate_on_expiry": "text", "gate_remind_after_s": "double precision", "outcome_unknown": "boolean",
+    "gate_on_expiry": "text", "gate_remind_after_s": "double precision", "gate_rule": "text",
+    "outcome_unknown": "boolean",
     "attempts": "integer", "result": "text", "is_error": "boolean", "posted": "boolean", "detail": "text",
     "edited_input": "text",
 }  # fmt: skip
@@ -170,12 +173,13 @@ RULE: Final = Bulk.of(
 SPEND: Final = Bulk.of(
     f"""
     update decisions d set status = 'spent' from {{rows}}
-    where {_SAME_SESSION.format("d")} and d.call_id = w.call_id and d.status in ('accepted', 'approved')
+    where {_SAME_SESSION.format("d")} and d.call_id = w.call_id
+        and (d.status in ('accepted', 'approved') or d.status = 'sending' and d.via = '{VIA}')
     {_CHANGED}
     """,
     **_ONE_CALL,
 )
-"""A call needs a second decision: its first has released the delivery whose outcome is unknown."""
+"""A call needs a second decision: its first has released a delivery, or was a rule's that is live no more."""
 
 DISPLACE: Final = Bulk.of(
     f"""

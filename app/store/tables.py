@@ -232,6 +232,7 @@ calls = Table(
     Column("state", Text, nullable=False),
     Column("gate_by", Text),
     Column("gate_reason", Text),
+    Column("gate_rule", Text, comment="the rule that holds it, or is about to answer"),
     Column("gate_expires_at", DateTime(timezone=True)),
     Column("gate_on_expiry", Text, comment="deny or keep, as registered when the call came to be held"),
     Column("gate_remind_after_s", Double, comment="as registered when the call came to be held"),
@@ -412,6 +413,31 @@ messages = Table(
     PrimaryKeyConstraint("tenant", "session_id", "id"),
     Index(None, "tenant", "session_id", "seq", unique=True),
     Index(None, "tenant", "session_id", "position"),
+)
+
+rules = Table(
+    "rules",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("position", BigInteger, Identity(always=True), nullable=False),
+    Column("effect", Text, nullable=False, comment="allow, ask or deny"),
+    Column("tool", Text, comment="null in this and the next two: any"),
+    Column("kind", Text),
+    Column("session_id", Text),
+    Column("tests", Text, nullable=False, comment="JSON: what its arguments must pass"),
+    Column("only", ARRAY(Text), comment="the arguments that there may be; null: any"),
+    Column("deny_message", Text),
+    Column("note", Text, comment="for people"),
+    Column("created_by", Text, nullable=False, comment="a key's id"),
+    _now("created_at"),
+    Column("expires_at", DateTime(timezone=True)),
+    Column("revoked_at", DateTime(timezone=True)),
+    Column("revoked_by", Text),
+    Column("uses", BigInteger, nullable=False, server_default=text("0")),
+    Column("last_used_at", DateTime(timezone=True)),
+    PrimaryKeyConstraint("tenant", "id"),
+    Index("ix_rules_live", "tenant", "position", postgresql_where=text("revoked_at is null")),
 )
 
 subscriptions = Table(

@@ -52,6 +52,7 @@ async def test_a_call_is_shown_whole(service: Service) -> None:
             "by": "upstream",
             "permission": "ask",
             "reason": "ask",
+            "rule": None,
             "expires_at": None,
             "on_expiry": None,
             "is_overdue": False,

@@ -248,6 +248,7 @@ async def test_a_revoked_key_sees_no_further_call(browser: Browser, site: Site) 
 async def test_a_phone_shows_thirty_cards_without_a_sideways_scroll(browser: Browser, site: Site) -> None:
     await attach(site)
     await site.http.put("/tools/bash", json={"url": "https://tools.example/" + "long" * 40})
+    await site.http.post("/rules", json={"effect": "ask", "tool": "long" * 32, "note": "w" * 300})
     for n in range(30):
         await hold(site, f"tu_{n:02}", {"command": "x" * 300, "n": n})
     async with site.engine.begin() as connection:
@@ -256,7 +257,7 @@ async def test_a_phone_shows_thirty_cards_without_a_sideways_scroll(browser: Bro
     await expect(page.locator(".card")).to_have_count(30)
     for path in (
         "/console", "/console/sessions", "/console/sessions/sesn_1", "/console/tools", "/console/tools/bash",
-        "/console/sessions/sesn_1/calls/tu_00",
+        "/console/sessions/sesn_1/calls/tu_00", "/console/rules",
     ):  # fmt: skip
         await page.goto(path)
         await expect(page.get_by_role("heading", level=1)).to_be_visible()
@@ -287,6 +288,8 @@ async def test_no_page_has_a_serious_fault_of_accessibility(
     await no_fault(page)
     await page.keyboard.press("d")
     await no_fault(page)
+    await page.keyboard.press("l")
+    await no_fault(page)
     await page.keyboard.press("Escape")
     await page.keyboard.press("a")
     await no_fault(page)
@@ -302,6 +305,7 @@ async def test_no_page_has_a_serious_fault_of_accessibility(
         "tools",
         "tools/bash",
         "tools/none",
+        "rules",
         "audit",
     ):
         await page.goto(f"/console/{path}")

@@ -30,6 +30,7 @@ async def everything(engine: AsyncEngine) -> dict[str, Any]:
 
 async def test_looking_at_any_address_changes_nothing(site: Site) -> None:
     await site.http.put("/tools/bash", json={"url": "https://tools.example/hook"})
+    rule_id = (await site.http.post("/rules", json={"effect": "deny"})).json()["id"]
     async with site.engine.begin() as connection:
         await add_attachment(connection)
         await add_call(connection, "tu_1")
@@ -40,7 +41,7 @@ async def test_looking_at_any_address_changes_nothing(site: Site) -> None:
     visitor.headers["authorization"] = f"Bearer {ADMIN_KEY}"
     names = {
         "session_id": "sesn_1", "call_id": "tu_1", "event_id": "m_1", "name": "bash",
-        "key_id": "key_" + "a" * 24, "test_id": "test_" + "a" * 24,
+        "rule_id": rule_id, "key_id": "key_" + "a" * 24, "test_id": "test_" + "a" * 24,
     }  # fmt: skip
     before = await everything(site.engine)
     seen = 0

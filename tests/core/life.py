@@ -15,6 +15,7 @@ from typing import Any
 from app.core import events as ev
 from app.core import protocol as p
 from app.core.calls import Call, Decision, Result
+from app.core.rules import Rule
 from app.core.session import SessionMachine, Stored
 from app.core.tools import SigningSecret, Tool
 
@@ -129,6 +130,7 @@ class Life:
         max_idle_s: float | None = None,
         environment: str | None = "self_hosted",
         agent_tools: Sequence[Any] | None = ALWAYS_ALLOW,
+        rules: Iterable[Rule] = (),
         **settings: Any,
     ) -> None:
         self.now = 0.0
@@ -136,7 +138,9 @@ class Life:
         self.calls: dict[str, Call] = {}
         self._numbers: dict[tuple[type, str], int] = {}
         registry = {tool.name: tool for tool in tools}
-        self.machine = SessionMachine(p.Settings(max_idle_s=max_idle_s, **settings), registry, stored)
+        self.machine = SessionMachine(
+            p.Settings(max_idle_s=max_idle_s, **settings), registry, stored, tuple(rules)
+        )
         self.facts = p.SessionFacts(False, agent_tools, environment)  # type: ignore[arg-type]
         self._take(self.machine.start())
 
@@ -225,11 +229,18 @@ class Life:
         self.sent(call_id)
 
     def decide(
-        self, call_id: str, result: str, *, id: str = "dec_1", message: str | None = None, via: str = "api"
+        self,
+        call_id: str,
+        result: str,
+        *,
+        id: str = "dec_1",
+        message: str | None = None,
+        via: str = "api",
+        by: str = "ana",
     ) -> list[p.Effect]:
         """Somebody decided through the service."""
         status = "sending"
-        decision = Decision(result, status, "ana", via, None, message, id)  # type: ignore[arg-type]
+        decision = Decision(result, status, by, via, None, message, id)  # type: ignore[arg-type]
         return self.notice(p.Decided(call_id, decision))
 
     def at(self, now: float) -> list[p.Effect]:

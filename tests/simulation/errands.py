@@ -24,7 +24,7 @@ from app.runner.deliveries import (
     ORPHANS_EVERY_S,
     SLOT_WAIT_S,
 )
-from app.runner.errands import _SETTLING, LOOK_EVERY_S
+from app.runner.errands import _SETTLING, CONSULT_AGAIN_S, LOOK_EVERY_S
 from app.runner.tasks import TRUST_POLL_S
 from app.store.batches import AttemptEnd, AttemptStart, Batch
 from app.store.leases import SEND_S, Lease, LeaseLostError
@@ -80,6 +80,8 @@ class Errands:
         match effect:
             case p.Deliver():
                 self._start(self._deliveries, effect.call.id, self._deliver(effect.call, effect.tool))
+            case p.ConsultRules():
+                self._start(self._single, f"rules {effect.call_id}", self._consult(effect.call_id))
             case p.Watch():
                 self._watch([effect.call_id])
             case p.Send():
@@ -191,6 +193,14 @@ class Errands:
             yield TRUST_POLL_S
 
     # ---- upstream
+
+    def _consult(self, call_id: str) -> Work:
+        while True:
+            yield 0.002
+            if not self._parts.store.is_down:
+                self._parts.store.consult(call_id)
+                return
+            yield CONSULT_AGAIN_S
 
     def _retrieve(self) -> Work:
         facts = None

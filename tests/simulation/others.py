@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.core.calls import END_STATES
 from app.core.protocol import Failure
+from app.core.rules import Rule
 from tests.simulation.schedule import Work
 from tests.simulation.store import NOT_ATTACHED
 from tests.simulation.upstream import PRIMARY, UpstreamCall
@@ -14,6 +15,13 @@ from tests.simulation.upstream import PRIMARY, UpstreamCall
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+_RULES = (
+    Rule("rul_1", "allow", tool="asks"),
+    Rule("rul_2", "ask", tool="echo"),
+    Rule("rul_3", "deny", tool="asks", kind="builtin"),
+    Rule("rul_4", "deny", tool="other", kind="custom"),
+    Rule("rul_5", "allow", tool="echo"),
+)
 _SILENCE = Failure("unknown", message="nothing came", is_silence=True)
 
 
@@ -109,6 +117,9 @@ class Others:
             if store.attachment.settings.max_idle_s is not None:
                 changes["max_idle_s"] = random.choice([15.0, 60.0])
             store.change_settings(replace(store.attachment.settings, **changes))
+            self._world.hint()
+        if self._happens("rules_change"):
+            store.set_rules(tuple(rule for rule in _RULES if random.random() < 0.4))
             self._world.hint()
         if self._happens("detach"):
             store.detach()

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 
 from app.core import protocol as p
+from app.core.rules import Rule
 from app.core.tools import Tool
 from app.runner.fleet import DEFECTS_MAX, DRAIN_S, POLL_S, RESTART_CAP_S, RESTARTS_MAX, STARTS_PER_S
 from app.runner.runner import DefectError
@@ -41,7 +42,7 @@ class Replica:
         self._lease: Lease | None = None
         self._task: Task | None = None
         self._draining: list[Task] = []
-        self._registry: tuple[int, dict[str, Tool]] | None = None
+        self._registry: tuple[int, dict[str, Tool], tuple[Rule, ...]] | None = None
         self._is_stopping = False
         self._stopping_at: float | None = None
         self._failed_events: dict[str, int] = {}
@@ -123,7 +124,7 @@ class Replica:
             yield from self._writer.access()
             self._registry = self._store.registry()
             if self._run is not None:
-                self._run.change_tools(self._registry[1])
+                self._run.change_tools(*self._registry[1:])
 
     # ---- runs
 
@@ -183,7 +184,7 @@ class Replica:
             yield from self._writer.access()
             self._registry = self._store.registry()
         skipped = {id_ for id_, count in self._failed_events.items() if count >= DEFECTS_MAX}
-        run = self.run_class(lease, start, self._registry[1], self._client, self._parts, skipped)
+        run = self.run_class(lease, start, *self._registry[1:], self._client, self._parts, skipped)
         if self._lease == lease:
             self._run = run
         if self._is_stopping:

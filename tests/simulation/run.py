@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from app.core import protocol as p
 from app.core.calls import Call
+from app.core.rules import Rule
 from app.core.session import SessionMachine
 from app.core.tools import Tool
 from app.runner.runner import NOTICES_MAX, DefectError
@@ -38,6 +39,7 @@ class Run:
         lease: Lease,
         start: Start,
         tools: dict[str, Tool],
+        rules: tuple[Rule, ...],
         client: Client,
         parts: Parts,
         skipped: set[str],
@@ -55,7 +57,7 @@ class Run:
         )
         deadline = None if start.idle_left_s is None else self._clock() + start.idle_left_s
         progress = replace(stored.progress, idle_deadline=deadline)
-        self._machine = self.machine_class(start.settings, tools, replace(stored, progress=progress))
+        self._machine = self.machine_class(start.settings, tools, replace(stored, progress=progress), rules)
         self._failure: Exception | None = None
         self._told: list[p.Notice] = []
         self._told_tools: p.ToolsChanged | None = None
@@ -86,8 +88,8 @@ class Run:
         self._errands.look_again()
         self._put(p.Tick())
 
-    def change_tools(self, tools: dict[str, Tool]) -> None:
-        self._told_tools = p.ToolsChanged(tools)
+    def change_tools(self, tools: dict[str, Tool], rules: tuple[Rule, ...]) -> None:
+        self._told_tools = p.ToolsChanged(tools, rules)
         self._put(p.Tick())
 
     def stop(self) -> None:

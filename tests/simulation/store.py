@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from app.core import protocol as p
 from app.core.calls import END_STATES, Call, Decision, Gate, Result
+from app.core.rules import VIA, Rule, ruling
 from app.core.session import Stored
 from app.core.tools import Tool
 from app.store.batches import AttemptEnd, Batch
@@ -21,6 +22,7 @@ from tests.simulation.record import (
     Committed,
     DecisionMade,
     LeftResult,
+    Note,
     Record,
     ReportTaken,
     TakenBack,
@@ -110,6 +112,7 @@ class Store:
         self.messages: dict[str, p.Snapshot] = {}
         self.tools: dict[str, Tool] = {}
         self.tools_version = 0
+        self.rules: tuple[Rule, ...] = ()
         self.is_down = False
         self.set_tools(tools)
 
@@ -208,7 +211,8 @@ class Store:
                 seen.append((call.id, decision))
         for call_id in batch.reopened:
             for row in self.decisions:
-                if row.call_id == call_id and row.status == "accepted":
+                is_rules = row.status == "sending" and row.decision.via == VIA
+                if row.call_id == call_id and (row.status == "accepted" or is_rules):
                     row.status = "spent"
         for call in {call.id: call for call in batch.moved}.values():
             is_acted_on = call.decision is not None and call.decision.status == "accepted"
@@ -380,7 +384,7 @@ class Store:
         }
 
     def _joined(self, call: Call) -> Call:
-        gate = call.gate and Gate(call.gate.by, call.permission, call.gate.reason)
+        gate = call.gate and Gate(call.gate.by, call.permission, call.gate.reason, rule=call.gate.rule)
         went = [row.tool for (id_, _), row in self.deliveries.items() if id_ == call.id]
         served_by = went[0] if went else None
         return replace(call, gate=gate, decision=self._standing(call.id), served_by=served_by)
@@ -393,7 +397,7 @@ class Store:
 
     # ---- what people and operators wish
 
-    def decide(self, id_: str, call_id: str, result: str, via: str = "api") -> bool:
+    def decide(self, id_: str, call_id: str, result: str, via: str = "api", by: str = "ana") -> bool:
         """Record a decision on a held call; return whether it stands."""
         a, call = self.attachment, self.calls.get(call_id)
         if a.status in NOT_ATTACHED or call is None or call.state != "held" or call.gate is None:
@@ -402,19 +406,34 @@ class Store:
             return False
         status = "sending" if call.gate.by == "upstream" else "accepted"
         message = "Declined by a reviewer." if result == "deny" else None
-        decision = Decision(result, status, "ana", via, self.now, message, id_)  # type: ignore[arg-type]
+        decision = Decision(result, status, by, via, self.now, message, id_)  # type: ignore[arg-type]
         self.decisions.append(DecisionRow(id_, call_id, decision, status))
         a.wish += 1
         self._record.add(DecisionMade(self.now, id_, call_id, result, call.gate.reason, via == "expiry"))
         return True
+
+    def consult(self, call_id: str) -> bool:
+        """Let a rule answer for a person on a held call; return whether one did."""
+        call = self.calls.get(call_id)
+        has_answered = any(row.call_id == call_id and row.decision.via == VIA for row in self.decisions)
+        if call is None or call.gate is None or call.gate.reason == "outcome_unknown" or has_answered:
+            return False
+        rule = ruling(self.rules, call.kind, call.tool, call.input)
+        if rule is None or rule.effect == "ask":
+            return False
+        return self.decide(f"{rule.id}/{call_id}", call_id, rule.effect, VIA, rule.id)
 
     def want(self, call_id: str) -> None:
         if call_id not in self.attachment.wanted:
             self.attachment.wanted = (*self.attachment.wanted, call_id)
             self.attachment.wish += 1
 
-    def registry(self) -> tuple[int, dict[str, Tool]]:
-        return self.tools_version, dict(self.tools)
+    def registry(self) -> tuple[int, dict[str, Tool], tuple[Rule, ...]]:
+        return self.tools_version, dict(self.tools), self.rules
+
+    def set_rules(self, rules: tuple[Rule, ...]) -> None:
+        self.rules, self.tools_version = rules, self.tools_version + 1
+        self._record.add(Note(self.now, f"rules {', '.join(rule.id for rule in rules) or 'none'}", ""))
 
     def set_tools(self, tools: Mapping[str, Tool]) -> None:
         self.tools, self.tools_version = dict(tools), self.tools_version + 1

@@ -59,6 +59,7 @@ class Troubles:
     tools_change: float = 0.0
     detach: float = 0.0
     settings_change: float = 0.0
+    rules_change: float = 0.0
 
     @classmethod
     def draw(cls, random_: random.Random) -> Troubles:

@@ -40,6 +40,8 @@ class World:
         self.troubles = Troubles.draw(self.random)
         if seed % 5 == 2:  # drawn from the seed alone, so that other lives stay what they were
             self.troubles.tool_promises, self.troubles.tool_forgets = 0.5, 0.1
+        if seed % 7 == 3:
+            self.troubles.rules_change = 0.1
         self.troubles_drawn = self.troubles.names
         self.is_quiet = False
         self.settings = p.Settings(
@@ -123,6 +125,7 @@ class World:
         self.store.is_down = self.upstream.is_down = False
         self.upstream.replays = False
         self.store.set_tools(self.registry)
+        self.store.set_rules(())
         self.store.change_settings(replace(self.store.attachment.settings, max_reconnects=None))
         is_degraded = "history_degraded" in self.store.attachment.progress.flags
         for stream in self.upstream.streams:

@@ -248,7 +248,7 @@ function openDeny() {
 }
 
 function closeAll(card) {
-  for (const one of card?.querySelectorAll("details.deny, details.edit") ?? []) one.open = false;
+  for (const one of card?.querySelectorAll("details.deny, details.edit, details.like") ?? []) one.open = false;
 }
 
 function openEdit() {
@@ -258,6 +258,16 @@ function openEdit() {
   closeAll(card);
   card.querySelector("details.edit").open = true;
   input.focus();
+  card.scrollIntoView({ block: "nearest" });
+}
+
+function openLike() {
+  const card = chosen();
+  const details = card?.querySelector("details.like");
+  if (!details) return;
+  closeAll(card);
+  details.open = true;
+  (details.querySelector("input") ?? details.querySelector("button")).focus();
   card.scrollIntoView({ block: "nearest" });
 }
 
@@ -279,6 +289,7 @@ const keys = {
   a: allow,
   d: openDeny,
   e: openEdit,
+  l: openLike,
   "/": () => byId("filter")?.focus(),
   "?": () => byId("help")?.showModal(),
 };
