@@ -85,7 +85,7 @@ async def test_allow_like_this_answers_for_what_waits_already_and_asks_about_the
 
 async def test_what_a_rule_allowed_waits_for_a_person_once_the_rule_is_revoked(service: Service) -> None:
     """C-041: between the decision and the dispatch."""
-    session = service.upstream.create(turn(custom("refund", "refund")))
+    session = service.upstream.create(turn(custom("refund", "refund", "other")))
     await service.register("refund", gate="ask")
     service.tool.reply = gate = Gate()
     rule_id = await rule(service)
@@ -95,6 +95,9 @@ async def test_what_a_rule_allowed_waits_for_a_person_once_the_rule_is_revoked(s
     path = f"/sessions/{session.id}/calls"
     await service.until(path, lambda shown: "queued" in [call["state"] for call in shown["data"]])
     await service.http.delete(f"/rules/{rule_id}")
+    await service.register("other")
+    # Its call is taken up once the runner has read what is registered, and the rules with it.
+    await service.until(path, lambda shown: "unowned" not in [call["state"] for call in shown["data"]])
     gate.open()
     shown = await service.until(path, lambda shown: "held" in [call["state"] for call in shown["data"]])
     (second,) = [call for call in shown["data"] if call["state"] == "held"]
@@ -103,7 +106,7 @@ async def test_what_a_rule_allowed_waits_for_a_person_once_the_rule_is_revoked(s
     )  # fmt: skip
     body = {"tool_use_id": second["id"], "result": "allow"}
     assert 200 == (await service.http.post(f"/sessions/{session.id}/confirm", json=body)).status_code
-    await in_state(service, session.id, "posted", "posted")
+    await in_state(service, session.id, "posted", "posted", "posted")
 
 
 async def test_an_expired_rule_asks_again_without_a_change_of_the_registry(service: Service) -> None:
