@@ -329,11 +329,10 @@ class Router:
 
     def decided(self, call_id: str, decision: Decision) -> None:
         """Somebody decided through the service."""
-        call = self._ledger.calls.get(call_id)
-        if call is not None and call.decision is not None and call.decision.id == decision.id:
-            return
+        call, known = self._ledger.calls.get(call_id), self._ledger.find(call_id)
+        if known is not None and known.decision is not None and known.decision.id == decision.id:
+            return  # read before it was acted on, and brought once more after that
         if call is None or call.state != "held" or call.gate is None:
-            known = self._ledger.find(call_id)
             state = known.state if known else "unknown to this session"
             self._ledger.emit(RefuseDecision(call_id, decision.id or "", f"The call is {state}."))
         elif call.decision is not None and call.decision.status == "sending":

@@ -99,6 +99,15 @@ def test_an_allow_after_a_deny_on_our_gate_is_refused() -> None:
     )  # fmt: skip
 
 
+def test_a_decision_that_is_brought_again_after_the_call_has_ended_stays_what_it_is() -> None:
+    """Wishes are read before what was done about the last one is stored."""
+    life = asked()
+    for _ in range(2):
+        life.decide("ctu1", "deny", id="dec_1")
+        life.sent("ctu1")
+    assert ("denied", []) == (life.state("ctu1"), life.of(p.RefuseDecision))
+
+
 def test_two_gates_take_one_decision() -> None:
     """Upstream's confirmation goes first, and our gate does not ask again."""
     life = Life(tools=(replace(GATED, gate="ask"),)).connect(use("tu1", "gated", permission="ask"))
