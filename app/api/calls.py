@@ -62,6 +62,9 @@ class GateView(BaseModel):
         description="While it is held: the ids and names of the keys that may decide; null: all."
     )
     approvals_required: int = Field(description="While it is held: how many different keys must allow it.")
+    tool_version: int = Field(
+        description="While it is held: the version of the registration that an allow leads to; 0: none."
+    )
     approvals: list[ApprovalView] = Field(description="Those that alone did not suffice.")
 
 
@@ -212,6 +215,7 @@ def gate_object(gate: calls.Gate) -> dict[str, Any]:
         "is_overdue": gate.is_overdue,
         "approvers": gate.rules.approvers,
         "approvals_required": gate.rules.approvals_required,
+        "tool_version": gate.rules.version,
         "approvals": [approval_object(one) for one in gate.approvals],
     }
 

@@ -18,6 +18,7 @@ from app.api.calls import CallObject, call_list, call_object, decision_object, g
 from app.api.lists import (
     ID_CHARS_MAX,
     LIMIT_DEFAULT,
+    POSITION_MAX,
     TOOL_NAME_CHARS_MAX,
     Cursor,
     Limit,
@@ -100,6 +101,12 @@ class ConfirmBody(BaseModel):
         description="Runs in the place of the agent's input, which stays on record; the agent is told."
         " Only with `allow`, and only for custom calls.",
     )
+    tool_version: int | None = Field(
+        None,
+        ge=0,
+        le=POSITION_MAX,
+        description="Of the tool that the person saw, as `gate` shows it: an allow leads nowhere else.",
+    )
     rule: RememberBody | None = Field(
         None,
         description="Make a rule as well that allows calls like this one for the rest. Only with `allow`.",
@@ -160,6 +167,7 @@ class HalfApproved(CallObject):
             "expired",
             "not_an_approver",
             "input_changed",
+            "tool_changed",
             "refused_by_upstream",
             "approved_otherwise",
             "invalid_request",
@@ -293,6 +301,7 @@ async def _decide(
                 edited_input=edited_input,
                 shown_ms=body.shown_ms,
                 remember=_remember(body.rule),
+                tool_version=body.tool_version,
             )
             is_unknown = isinstance(done, Refused) and done.code == "call_not_found"
             if is_unknown and not is_wanted:
@@ -366,6 +375,8 @@ REFUSALS: Final[Mapping[str, str]] = {
     "not_attached": "The session is not attached now (`end_reason` says why), so nobody would act on it;"
     " attach it first.",
     "input_changed": "The call's input is not the one that `input_digest` names; look at it again.",
+    "tool_changed": "The tool was registered anew since it was shown, so that an allow would lead elsewhere:"
+    " its version is `gate.tool_version` now. Look at the tool, and decide on that.",
     "already_decided": "Somebody decided otherwise before, as `decision` shows; the first decision counts.",
     "call_over": "The call is over, in the state that `state` names; there is nothing left to decide.",
     "expired": "Nobody decided in time, so the call is denied; `gate` and `decision` say when.",
@@ -410,7 +421,7 @@ def _refusal(refused: Refused) -> Problem:
     if refused.call is not None:
         members["state"] = refused.call.state
         if (
-            refused.code in ("expired", "not_an_approver", "approved_otherwise")
+            refused.code in ("expired", "not_an_approver", "approved_otherwise", "tool_changed")
             and refused.call.gate is not None
         ):
             members["gate"] = gate_object(refused.call.gate)

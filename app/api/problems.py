@@ -51,6 +51,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "not_redeliverable": (409, "The call cannot be delivered again"),
     "too_many_wishes": (409, "Too many calls wait to be delivered again"),
     "approved_otherwise": (409, "Another input was approved"),
+    "tool_changed": (409, "The tool is not as it was shown"),
     "input_changed": (409, "The input is not the one that was shown"),
     "refused_by_upstream": (409, "Upstream refused the decision"),
     "too_many_tools": (409, "The tenant has too many tools"),

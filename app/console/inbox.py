@@ -29,7 +29,7 @@ CARDS_MAX: Final = 100
 PAGE_MAX: Final = 1_000_000
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_SHOWN: Final = re.compile(r"[0-9]{1,12}")
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
 _EDITED: Final = "allow_edited"
 """What the button of the edited input sends as the form's result."""
 _LIKE: Final = "allow_like"
@@ -98,8 +98,10 @@ def _decision(form: Mapping[str, str]) -> dict[str, Any]:
     result: Literal["allow", "deny"] = "deny" if given == "deny" else "allow"
     message = str(cleaned(form.get("deny_message", ""))).strip()
     input_digest = form.get("input_digest", "")
-    if given not in ("allow", "deny", _EDITED, _LIKE) or not _DIGEST.fullmatch(input_digest):
-        raise Problem("invalid_request", "The form names no decision, or not the input that it is about.")
+    version = form.get("tool_version", "")
+    is_bound = _DIGEST.fullmatch(input_digest) and _NUMBER.fullmatch(version)
+    if given not in ("allow", "deny", _EDITED, _LIKE) or not is_bound:
+        raise Problem("invalid_request", "The form names no decision, or not what it is about.")
     if len(message) > DENY_MESSAGE_CHARS_MAX:
         raise Problem(
             "invalid_request", f"The reason is over {DENY_MESSAGE_CHARS_MAX} characters; shorten it."
@@ -107,10 +109,10 @@ def _decision(form: Mapping[str, str]) -> dict[str, Any]:
     deny_message = message or None if result == "deny" else None
     edited_input = str(cleaned(form.get("edited_input", ""))) if given == _EDITED else None
     shown = form.get("shown_ms", "")
-    shown_ms = min(int(shown), SHOWN_MS_MAX) if _SHOWN.fullmatch(shown) else None
+    shown_ms = min(int(shown), SHOWN_MS_MAX) if _NUMBER.fullmatch(shown) else None
     return {
         "result": result, "deny_message": deny_message, "input_digest": input_digest,
-        "edited_input": edited_input, "shown_ms": shown_ms,
+        "edited_input": edited_input, "shown_ms": shown_ms, "tool_version": int(version),
     }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "rule_asks": "A standing rule asks a person before such calls run.",
     "rule_denies": "A standing rule is about to deny it.",
     "rule_over": "The rule that had allowed it was revoked, or has expired, before the call was sent.",
+    "tool_changed": "It was allowed, and then its tool was registered anew before the call was sent.",
     "outcome_unknown": "It was delivered once and nobody knows whether it ran. Allow delivers it once more.",
 }
 

@@ -94,11 +94,12 @@ Reason = Literal[
     "rule_asks",
     "rule_denies",
     "rule_over",
+    "tool_changed",
 ]
 """Why a call is held, as a code; a later version may have stored others."""
 
 
-REOPENING: Final = ("outcome_unknown", "rule_over")
+REOPENING: Final = ("outcome_unknown", "rule_over", "tool_changed")
 """The reasons for which a call is held on which somebody has decided before: that decision is spent."""
 
 
@@ -128,7 +129,8 @@ class Decision:
     `rule`.
 
     `at` is in seconds since 1970; None where the deciding moment is upstream's and unknown. `edited_input` is
-    the JSON object that an allow put in the place of the call's own input, as bytes.
+    the JSON object that an allow put in the place of the call's own input, as bytes. `tool_version` is that
+    of the registration to which it led, 0 for none; None where it is not known.
     """
 
     result: Literal["allow", "deny"]
@@ -140,6 +142,7 @@ class Decision:
     id: str | None = None
     refusal: str | None = None
     edited_input: bytes | None = field(default=None, repr=False)
+    tool_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

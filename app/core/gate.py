@@ -115,6 +115,17 @@ def _why_held(call: Call, policies: Policies, is_required: bool) -> str | None:
             return "unread_policy" if policy is None else "ask"
 
 
+def changed_gate(call: Call, tool: Tool) -> Gate | None:
+    """The gate of a call that was allowed when its tool was registered otherwise, or None.
+
+    Whoever allowed it saw where it would go. One that was delivered stays with whom it went to.
+    """
+    decision = call.decision
+    if decision is None or decision.tool_version in (None, tool.version) or call.attempts > 0:
+        return None
+    return Gate("tool", None, "tool_changed")
+
+
 def tool_gate(tool: Tool) -> Gate | None:
     """Our own gate on a call of this tool, or None."""
     return Gate("tool", None, "tool_asks") if tool.gate == "ask" else None

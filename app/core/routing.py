@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from app.core import events as ev
-from app.core.calls import Call, Decision, Gate, Result
+from app.core.calls import REOPENING, Call, Decision, Gate, Result
 from app.core.edits import is_editable
-from app.core.gate import UNREAD, judge, tool_gate
+from app.core.gate import UNREAD, changed_gate, judge, tool_gate
 from app.core.inputs import UNFIT, InputChecks
 from app.core.ledger import Ledger, Remembered
 from app.core.outgoing import error_result
@@ -129,16 +129,16 @@ class Router:
         rule = self._answering(call, gate)
         if gate is not None and rule is not None:
             gate = replace(gate, rule=rule.id)
-        if gate is not None and gate.reason == "rule_over":
+        if gate is not None and gate.reason in REOPENING:
             call = replace(call, decision=None)
         self._ledger.save(replace(call, gate=gate), "held")
         if rule is not None:
             self._ledger.emit(ConsultRules(call.id))
 
     def _own_gate(self, call: Call, tool: Tool) -> Gate | None:
-        """Our gate on a call that nobody has allowed, or that a rule has which is live no more; else None."""
+        """Our gate on a call that nobody has allowed, or not as things are now; else None."""
         if call.confirmation == "allow":
-            return over_gate(call, {rule.id for rule in self.rules})
+            return over_gate(call, {rule.id for rule in self.rules}) or changed_gate(call, tool)
         return tool_gate(tool) or rule_gate(self._ruling(call))
 
     def _ruling(self, call: Call) -> Rule | None:
@@ -259,7 +259,7 @@ class Router:
         elif call.state == "dispatched":
             if notice.outcome_unknown and tool is not None and tool.on_unknown == "ask":
                 gate = Gate("tool", None, "outcome_unknown")
-                self._hold(replace(call, decision=None), gate)
+                self._hold(call, gate)
             else:
                 self._sends.answer(call, notice.result)
 
@@ -389,8 +389,9 @@ class Router:
         standing = call.decision
         if standing is not None and standing.result == result and standing.status == "sending":
             decision = replace(standing, status="accepted")
-        if call.state == "held" and call.gate is not None and call.gate.reason == "outcome_unknown":
-            return  # it released the delivery whose outcome is unknown; to repeat that is another question
+        reason = call.gate.reason if call.state == "held" and call.gate is not None else None
+        if reason == "outcome_unknown" or (reason in REOPENING and result == "allow"):
+            return  # it is the answer to an earlier question, most likely our own
         if call.state == "held":
             self._ledger.withdraw(call_id)
             self.ruled(call, decision)

@@ -19,10 +19,11 @@ from app.store import tables
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What a registration says; None lets every key with the scope decide."""
+    """What a registration says, and its version, 0 for none; `approvers` None lets every key decide."""
 
     approvers: tuple[str, ...] | None = None
     approvals_required: int = 1
+    version: int = 0
 
 
 NO_RULES: Final = Rules()
@@ -35,15 +36,19 @@ async def rules_of(
     if not calls:
         return {}
     tools = tables.tools
-    query = select(tools.c.name, tools.c.policy).where(
+    query = select(tools.c.name, tools.c.policy, tools.c.version).where(
         tools.c.tenant == tenant, tools.c.name.in_({CATCH_ALL, *(name for _, name in calls)})
     )
-    policies = {row.name: row.policy for row in await connection.execute(query)}
+    rows = {row.name: row for row in await connection.execute(query)}
     found = {}
     for kind, name in calls:
-        policy = policies.get(gating(policies, kind, name) or "")
-        found[kind, name] = NO_RULES if policy is None else msgspec.json.decode(policy, type=Rules)
+        row = rows.get(gating(rows, kind, name) or "")
+        found[kind, name] = NO_RULES if row is None else _rules(row.policy, row.version)
     return found
+
+
+def _rules(policy: str, version: int) -> Rules:
+    return msgspec.structs.replace(msgspec.json.decode(policy, type=Rules), version=version)
 
 
 async def may_decide(

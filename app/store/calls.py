@@ -54,6 +54,7 @@ class Approval:
     via: str
     at: datetime
     edited_input: str | None
+    tool_version: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +301,7 @@ def _approvals() -> LateralFromClause:
     """The approvals of calls that are gated, oldest first."""
     names = {"id": "approval_ids", "decided_by": "approved_by", "via": "approved_via"}
     names |= {"decided_at": "approved_at", "edited_input": "approved_inputs"}
+    names |= {"tool_version": "approved_versions"}
     arrays = [
         func.array_agg(aggregate_order_by(_decisions.c[name], _decisions.c.decided_at)).label(label)
         for name, label in names.items()
@@ -315,7 +317,7 @@ def _call(row: Row[Any], rules: Rules) -> CallView:
             row.gate_by, row.permission, row.gate_reason, row.gate_rule,
             row.gate_expires_at, row.gate_on_expiry, bool(row.is_overdue), rules,
             tuple(map(Approval, row.approval_ids or (), row.approved_by or (), row.approved_via or (),
-                      row.approved_at or (), row.approved_inputs or ())),
+                      row.approved_at or (), row.approved_inputs or (), row.approved_versions or ())),
         )  # fmt: skip
     if row.decision_id is not None:
         decision = Decision(

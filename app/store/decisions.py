@@ -73,6 +73,7 @@ RefusalCode = Literal[
     "input_unfit",
     "approved_otherwise",
     "rule_unfit",
+    "tool_changed",
 ]
 
 
@@ -144,12 +145,14 @@ async def decide(
     edited_input: str | None = None,
     shown_ms: int | None = None,
     remember: Remember | None = None,
+    tool_version: int | None = None,
 ) -> Recorded | Approved | Refused:
     """Record a decision on a held call, unless one stands already; the attempt goes into the audit.
 
     `deny_message` goes with a deny; when it is blank the default sentence is stored. `input_digest` is that
-    of the input that the person saw, `shown_ms` for how long. `edited_input` goes with an allow: the JSON
-    text of the object that shall run instead; one that says the same as the call's input is none. An allow
+    of the input that the person saw, `shown_ms` for how long, `tool_version` that of the registration to
+    which an allow led then. `edited_input` goes with an allow: the JSON text of the object that shall run
+    instead; one that says the same as the call's input is none. An allow
     without it whose `input_digest` names an edited input that was approved allows that. The call stays
     `held`: its runner is told, and moves it. `remember` goes with an allow of the agent's own input. The
     transaction shall lock nothing more afterwards.
@@ -159,7 +162,7 @@ async def decide(
     """
     done = await _record(
         connection, tenant, session_id, call_id, result=result, deny_message=deny_message, by=by, via=via,
-        input_digest=input_digest, edited_input=edited_input, remember=remember,
+        input_digest=input_digest, edited_input=edited_input, remember=remember, tool_version=tool_version,
     )  # fmt: skip
     entries: list[Entry] = []
     if remember is not None and isinstance(done, Recorded) and done.is_new:
@@ -211,6 +214,7 @@ async def _record(
     input_digest: str | None,
     edited_input: str | None,
     remember: Remember | None,
+    tool_version: int | None,
 ) -> Recorded | Approved | Refused:
     attachment = await attachments.lock(connection, tenant, session_id)
     if attachment is None:
@@ -249,6 +253,8 @@ async def _record(
     assert call.gate is not None, "a held call has a gate"
     earlier = {approval.by: approval.id for approval in call.gate.approvals}
     needed = call.gate.rules
+    if result == "allow" and tool_version not in (None, needed.version):
+        return Refused("tool_changed", call)
     may_decide, others = await entitled(connection, tenant, needed, by, list(earlier))
     if not may_decide:
         return Refused("not_an_approver", call)
@@ -258,6 +264,9 @@ async def _record(
         return Recorded(decision_id, is_new=True, call=call)
     if remember is not None and (why := _unrememberable(call, edited, remember)) is not None:
         return Refused("rule_unfit", call, why)
+    # Who allowed it when the tool was another one has not allowed this.
+    outdated = {one.by for one in call.gate.approvals if one.tool_version not in (None, needed.version)}
+    others -= outdated
     approved = {approval.by: _digest_of(approval.edited_input) for approval in call.gate.approvals}
     if any(approved[other] != named for other in others):
         return Refused("approved_otherwise", call)
@@ -266,7 +275,7 @@ async def _record(
     if len(others) + 1 >= needed.approvals_required:
         decision_id = await _insert(connection, tenant, call, result, by, via, None, edited)
         return Recorded(decision_id, is_new=True, call=call, edited=named)
-    if by in earlier and approved[by] == named:
+    if by in earlier and by not in outdated and approved[by] == named:
         return Approved(earlier[by], is_new=False, call=call, edited=named)
     if by in earlier:
         await _withdraw(connection, tenant, earlier[by])
@@ -337,7 +346,8 @@ async def _approve(
 ) -> str:
     """Record an allow that waits for another one, for whoever looks at the call."""
     approval_id = "dec_" + secrets.token_hex(12)
-    row = {"session_id": call.session_id, "call_id": call.id, "result": "allow", "status": "approved"}
+    row: dict[str, Any] = {"session_id": call.session_id, "call_id": call.id}
+    row |= {"result": "allow", "status": "approved", "tool_version": call.gate and call.gate.rules.version}
     if edited_input is not None:
         row["edited_input"] = edited_input.decode()
     await connection.execute(
@@ -480,6 +490,7 @@ async def _insert(
             via=via,
             deny_message=deny_message,
             edited_input=edited_input and edited_input.decode(),
+            tool_version=call.gate and call.gate.rules.version,
         )
     )
     asked = await connection.scalar(

@@ -418,6 +418,7 @@ def _with_decision(key: tuple[str, str]) -> Any:
             _decisions.c.via,
             _decisions.c.deny_message,
             _decisions.c.edited_input.label("decided_input"),
+            _decisions.c.tool_version,
             func.extract("epoch", _decisions.c.decided_at).label("decided_epoch"),
             case((is_over, None), else_=_served_by()).label("served_by"),
         )
@@ -494,4 +495,5 @@ def _decision(row: Row[Any]) -> Decision | None:
         deny_message=row.deny_message,
         id=row.decision_id,
         edited_input=row.decided_input and row.decided_input.encode(),
+        tool_version=row.tool_version,
     )

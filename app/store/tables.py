@@ -278,6 +278,7 @@ decisions = Table(
     Column("via", Text, nullable=False),
     Column("deny_message", Text),
     Column("edited_input", Text, comment="JSON that an allow puts in the place of the call's input"),
+    Column("tool_version", BigInteger, comment="of the registration that an allow leads to; 0: none"),
     Column("refusal", Text, comment="upstream's own words, when it refused the verdict"),
     _now("decided_at"),
     PrimaryKeyConstraint("tenant", "id"),

@@ -58,6 +58,7 @@ async def test_a_call_is_shown_whole(service: Service) -> None:
             "is_overdue": False,
             "approvers": None,
             "approvals_required": 1,
+            "tool_version": 0,
             "approvals": [],
         },
         "decision": None,

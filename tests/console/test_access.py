@@ -40,7 +40,7 @@ def form_token(page: httpx.Response) -> str:
 
 def decision(call_id: str, **more: str) -> dict[str, str]:
     body = {"session_id": "sesn_1", "call_id": call_id, "result": "allow"}
-    return body | {"input_digest": digest(b'{"command": "ls"}')} | more
+    return body | {"input_digest": digest(b'{"command": "ls"}'), "tool_version": "0"} | more
 
 
 async def decisions(site: Site) -> int:
@@ -257,6 +257,8 @@ async def test_another_tenants_call_is_an_unknown_one(site: Site) -> None:
         {"result": ""},
         {"input_digest": ""},
         {"input_digest": "sha256:0"},
+        {"tool_version": ""},
+        {"tool_version": "-1"},
         {"result": "deny", "deny_message": "x" * 10_001},
         {"session_id": "\0"},
         {f"field{n}": "" for n in range(101)},

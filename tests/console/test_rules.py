@@ -139,7 +139,7 @@ async def test_the_arguments_are_those_of_the_input_that_was_shown(site: Site) -
     shown = (await visitor.get("/console")).text
     given = {
         name: shown.partition(f'name="{name}" value="')[2].partition('"')[0]
-        for name in ("form_token", "input_digest", "session_id", "call_id")
+        for name in ("form_token", "input_digest", "tool_version", "session_id", "call_id")
     }
     body = given | {"result": "allow_like", "same.0": "on", "expires_in_s": "3600"}
     assert 303 == (await visitor.post("/console/decisions", data=body)).status_code
@@ -157,7 +157,7 @@ async def test_a_rule_lives_as_long_as_the_form_offers(site: Site, expires_in_s:
     shown = (await visitor.get("/console")).text
     body = {
         name: shown.partition(f'name="{name}" value="')[2].partition('"')[0]
-        for name in ("form_token", "input_digest", "session_id", "call_id")
+        for name in ("form_token", "input_digest", "tool_version", "session_id", "call_id")
     } | {"result": "allow_like"}  # fmt: skip
     if expires_in_s is not None:
         body["expires_in_s"] = expires_in_s

@@ -237,10 +237,20 @@ class Life:
         message: str | None = None,
         via: str = "api",
         by: str = "ana",
+        tool_version: int | None = None,
     ) -> list[p.Effect]:
         """Somebody decided through the service."""
         status = "sending"
-        decision = Decision(result, status, by, via, None, message, id)  # type: ignore[arg-type]
+        decision = Decision(
+            result,
+            status,
+            by,
+            via,
+            None,
+            message,
+            id,
+            tool_version=tool_version,  # type: ignore[arg-type]
+        )
         return self.notice(p.Decided(call_id, decision))
 
     def at(self, now: float) -> list[p.Effect]:

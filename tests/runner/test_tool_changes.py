@@ -43,6 +43,34 @@ async def put(service: Service, name: str, **body: Any) -> None:
     assert 200 == answer.status_code, answer.text
 
 
+async def test_a_call_that_was_allowed_asks_again_when_its_tool_has_moved(
+    service: Service, moved: Receiver
+) -> None:
+    session = service.upstream.create(turn(custom("echo", "echo", "other")))
+    await service.register("echo", gate="ask")
+    moved.secrets = service.tool.secrets
+    service.tool.reply = gate = Gate()
+    await live(service, session.id, concurrency=1)
+    service.upstream.say(session.id)
+    held = await in_state(service, session.id, "held", "held", "unowned")
+    for call in held[:2]:
+        body = {"tool_use_id": call["id"], "result": "allow"}
+        answer = await service.http.post(f"/sessions/{session.id}/confirm", json=body)
+        assert 200 == answer.status_code, answer.text
+    await service.tool.until(lambda: gate.inside)
+    await put(service, "echo", url=moved.url, gate="ask")
+    await service.register("other")
+    path = f"/sessions/{session.id}/calls"
+    await service.until(path, lambda shown: "unowned" not in [call["state"] for call in shown["data"]])
+    gate.open()
+    _, second, _ = await in_state(service, session.id, "posted", "held", "posted")
+    assert ("tool_changed", None) == (second["gate"]["reason"], second["decision"])
+    body = {"tool_use_id": second["id"], "result": "allow"}
+    assert 200 == (await service.http.post(f"/sessions/{session.id}/confirm", json=body)).status_code
+    await in_state(service, session.id, "posted", "posted", "posted")
+    assert [second["id"]] == moved.called
+
+
 async def test_a_call_that_waits_goes_to_the_new_url(service: Service, moved: Receiver) -> None:
     """D-040: the one at work stays where it is."""
     session = service.upstream.create(turn(custom("echo", "echo", "other")))
