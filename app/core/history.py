@@ -22,8 +22,9 @@ class History:
     `since` is where the read began, in seconds since 1970; None is the first event.
     """
 
-    def __init__(self, kept: Container[str], since: float | None) -> None:
+    def __init__(self, kept: Container[str], since: float | None, created_at: float | None = None) -> None:
         self.since = since
+        self._is_whole = since is None or (created_at is not None and since <= created_at)
         self.uses: dict[str, ev.Use] = {}
         self.answers: dict[str, ev.Answer] = {}
         self.settled: Remembered[None] = Remembered()
@@ -99,6 +100,6 @@ class History:
 
     def _see_thread(self, event: ev.AnyEvent) -> None:
         """The first thread that a whole log names is the primary one."""
-        if self._is_first_thread and self.since is None:
+        if self._is_first_thread and self._is_whole:
             self.primary_thread_id = event.session_thread_id
         self._is_first_thread = False

@@ -51,11 +51,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """What RETRIEVE told. `agent_tools` is the session's `agent.tools`; None if it could not be read."""
+    """What RETRIEVE told. `agent_tools` is the session's `agent.tools`; None if it could not be read.
+
+    `created_at` is in seconds since 1970; None where it is not told.
+    """
 
     is_over: bool
     agent_tools: Sequence[Mapping[str, Any]] | None = None
     environment: Literal["cloud", "self_hosted"] | None = None
+    created_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -433,10 +433,20 @@ class Router:
         if interrupt.at is None:
             return
         self._interrupts = [*self._interrupts[1 - INTERRUPTS_MAX :], interrupt]
+        self._settle(interrupt)
+
+    def _settle(self, interrupt: ev.Interrupt) -> None:
         for call in list(self._ledger.calls.values()):
             is_covered = covers((interrupt,), call, self.primary_thread_id)
             if is_covered and not self._sends.is_on_its_way(call):
                 self._ledger.finish(call, "interrupted")
+
+    def primary_known(self, thread_id: str) -> None:
+        """The primary thread has a name: interrupts of that name settle calls without a thread."""
+        if thread_id != self.primary_thread_id:
+            self.primary_thread_id = thread_id
+            for interrupt in list(self._interrupts):
+                self._settle(interrupt)
 
     def is_interrupted(self, call: Call) -> bool:
         return covers(tuple(self._interrupts), call, self.primary_thread_id)
@@ -498,6 +508,8 @@ class Router:
             self._sends.resume(self._ledger.save(call, "held"))
         elif call.confirmation == "allow":
             self._admit(call)
+        elif call.gate is not None and call.gate.reason in REOPENING:
+            self._hold(call, call.gate)  # upstream's gate, if it had one, was opened before that
         else:
             self._judge(call)
 

@@ -85,6 +85,7 @@ class SessionMachine:
         self._history: History | None = None
         self._is_full_read_wanted = False
         self._cursor_at = progress.cursor_at
+        self._created_at: float | None = None
         self._seen = SeenIds()
         self._untimed: Remembered[None] = Remembered()
         self._missing: tuple[str, ...] = ()
@@ -231,6 +232,7 @@ class SessionMachine:
             if facts.agent_tools is not None:
                 self._router.policies = read_policies(facts.agent_tools)
                 self._router.checks.agent = agent_schemas(facts.agent_tools)
+            self._created_at = facts.created_at or self._created_at
             settings = self._router.settings
             self._router.environment = settings.environment or facts.environment or self._router.environment
             self._router.policies_read()
@@ -269,7 +271,7 @@ class SessionMachine:
     # ---- history
 
     def _begin_read(self, read: p.ReadHistory) -> None:
-        self._history = History(_Kept(self.ledger.calls, self._router), read.since)
+        self._history = History(_Kept(self.ledger.calls, self._router), read.since, self._created_at)
         self.ledger.emit(read)
 
     def _read(self, *, full: bool) -> None:
@@ -301,7 +303,7 @@ class SessionMachine:
             return
         self._connection.history_read(now)
         if history.primary_thread_id is not None:
-            self._router.primary_thread_id = history.primary_thread_id
+            self._router.primary_known(history.primary_thread_id)
         for call in known.values():
             if call.is_over:
                 self.ledger.over.keep(call.id, call)

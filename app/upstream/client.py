@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, cast
 
 import aiohttp
 
-from app.core.events import AnyEvent, Malformed, parse
+from app.core.events import AnyEvent, Malformed, parse, seconds
 from app.core.protocol import Failure, SessionFacts
 from app.upstream.exchange import Answer, Exchange, Query, segment
 from app.upstream.failures import Failures, UpstreamError
@@ -100,10 +100,12 @@ class UpstreamClient:
         session = await self._get_object(f"/v1/sessions/{segment(session_id)}")
         agent = session.get("agent")
         tools = agent.get("tools") if isinstance(agent, dict) else None
+        created_at = session.get("created_at")
         return SessionFacts(
             is_over=session.get("status") == "terminated" or session.get("archived_at") is not None,
             agent_tools=tools if isinstance(tools, list) else None,
             environment=await self._environment(session.get("environment_id")),
+            created_at=seconds(created_at) if isinstance(created_at, str) else None,
         )
 
     async def pages(

@@ -12,6 +12,7 @@ from app.core.calls import Call
 from app.core.session import Stored
 from tests.core.life import (
     ECHO,
+    T0,
     Life,
     custom,
     event,
@@ -137,6 +138,18 @@ def test_an_interrupt_of_an_unknown_thread_settles_nothing_without_a_thread() ->
     life = Life().connect()
     life.receive(ask("a"), interrupt(thread="th0"))
     assert "held" == life.state("a")
+
+
+def test_a_window_that_reaches_back_to_the_sessions_beginning_names_it_too() -> None:
+    """R-314: and what an interrupt of that name had left open is settled then."""
+    life = Life()
+    life.facts = replace(life.facts, created_at=T0)
+    life.connect()
+    running = event("session.thread_status_running", session_thread_id="th0", at=1.0)
+    life.receive(ask("a", at=2.0), interrupt(thread="th0", at=3.0))
+    assert "held" == life.state("a")
+    life.reconnect(running)
+    assert "interrupted" == life.state("a")
 
 
 def test_the_primary_thread_is_remembered_across_restarts() -> None:

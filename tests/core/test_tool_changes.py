@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from app.core import protocol as p
-from tests.core.life import ECHO, Life, custom, result, use, verdict
+from tests.core.life import ECHO, Life, custom, event, idle, result, use, verdict
 
 ASKS = replace(ECHO, gate="ask", version=3)
 ANEW = replace(ASKS, url="https://tools.example/elsewhere", version=4)
 
 
-def waiting(event: Any = None) -> Life:
+def waiting() -> Life:
     """Two calls, of which the second was allowed and waits for its turn."""
-    life = Life(tools=[ASKS], concurrency=1).connect(custom("c1"), event or custom("c2"))
+    life = Life(tools=[ASKS], concurrency=1).connect(custom("c1"), custom("c2"))
     life.decide("c1", "allow", id="dec_1", tool_version=3)
     life.decide("c2", "allow", id="dec_2", tool_version=3)
     return life
@@ -71,6 +70,19 @@ def test_the_echo_of_our_allow_does_not_answer_the_new_question() -> None:
     life.answer("c1")
     life.receive(verdict("c2", "allow"))
     assert (("held", "tool_changed"), ["c1"]) == (held_as(life), life.deliveries)
+
+
+def test_upstream_is_not_told_again_of_an_allow_when_an_interrupt_came_between() -> None:
+    """It asks for the result; the verdict it has."""
+    life = Life(tools=[ANEW]).connect(use("c2", permission="ask"))
+    life.decide("c2", "allow", tool_version=3)
+    life.sent("c2")
+    life.receive(event("user.interrupt"))
+    assert "interrupted" == life.state("c2")
+    life.receive(idle("requires_action", "c2"))
+    assert ("held", "tool_changed") == held_as(life)
+    life.decide("c2", "allow", id="dec_2", tool_version=4)
+    assert (1, ["c2"]) == (len(life.sends), life.deliveries)
 
 
 def test_a_delivery_that_was_begun_stays_where_it_went() -> None:

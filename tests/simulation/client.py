@@ -15,7 +15,7 @@ from app.core.protocol import Failure
 from app.store.leases import SEND_S
 from app.upstream.failures import reach_of
 from tests.simulation.schedule import Process, Signal, Work
-from tests.simulation.upstream import Stream, Upstream
+from tests.simulation.upstream import T0, Stream, Upstream
 
 
 class RequestError(Exception):
@@ -41,7 +41,8 @@ class Client:
         policy = {"type": "agent_toolset_20260401"}
         policy["default_config"] = {"permission_policy": {"type": upstream.policy}}  # type: ignore[assignment]
         environment = "cloud" if upstream.is_cloud else "self_hosted"
-        return p.SessionFacts(upstream.over is not None, (policy,), environment)  # type: ignore[arg-type]
+        is_over = upstream.over is not None
+        return p.SessionFacts(is_over, (policy,), environment, T0)  # type: ignore[arg-type]
 
     def stream(self) -> Work:
         yield self._travel_s()

@@ -525,6 +525,17 @@ async def test_a_session_is_over_when_it_says_so(
     assert SessionFacts(is_over=is_over) == await client.retrieve("sesn_1")
 
 
+@pytest.mark.parametrize(
+    ("told", "at"), [("1970-01-01T00:01:00.5Z", 60.5), ("soon", None), (7, None), (None, None)]
+)
+async def test_when_a_session_was_created_is_told_if_it_can_be_read(
+    client: UpstreamClient, wire: Wire, told: object, at: float | None
+) -> None:
+    wire.on("GET", SESSION, reply(body={"created_at": told}))
+
+    assert at == (await client.retrieve("sesn_1")).created_at
+
+
 @pytest.mark.parametrize("tools", [[], [{"type": "custom", "name": "echo"}]])
 async def test_the_agent_s_tools_are_told(client: UpstreamClient, wire: Wire, tools: list[object]) -> None:
     wire.on("GET", SESSION, reply(body={"agent": {"tools": tools}}))
