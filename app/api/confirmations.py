@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from app.api import streams
 from app.api.access import Authenticated, Caller, requires
 from app.api.bridge import Bridge, Given
 from app.api.calls import CallObject, call_list, call_object, decision_object, gate_object
@@ -28,12 +29,13 @@ from app.api.lists import (
     position_after,
     printable,
 )
-from app.api.polls import PolledRoute, polls
+from app.api.polls import LOOK_EVERY_S, PolledRoute, polls
 from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, invalid, not_found
 from app.api.rules import ARGUMENTS_MAX, ArgumentName, RuleObject, rule_object, too_many
+from app.api.streams import Looked
 from app.core.calls import END_STATES, Reason
 from app.store import attachments, calls, decisions
-from app.store.calls import CallView, Filter
+from app.store.calls import CallView, Filter, Mark
 from app.store.decisions import (
     DENY_MESSAGE_CHARS_MAX,
     REMEMBERED_S,
@@ -55,6 +57,13 @@ OUTCOME_LIMIT_S: Final = 2.0
 POLL_S: Final = 0.25
 """How often the store is looked at meanwhile, should no wake-up come."""
 OLDER_THAN_S_MAX: Final = 366 * 86_400
+
+FOLLOWED_MAX: Final = 1_000
+"""So many of the oldest calls that wait a stream follows."""
+AT_ONCE_MAX: Final = 20
+"""So many calls are read at once, which may have large inputs."""
+STREAM_PAUSE_S: Final = 0.2
+"""A stream hears of every session, and looks at most so often."""
 
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
@@ -224,11 +233,19 @@ Filtered = Annotated[Filter, Depends(filtered)]
 @router.get(
     "/confirmations",
     response_model=ListOf[CallObject],
-    summary="List what waits for a person, oldest first",
-    responses=documented("invalid_request"),
+    summary="List what waits for a person, oldest first, or follow it as a stream",
+    description="With `accept: text/event-stream` it is a stream: `confirmation` with a call that waits, at"
+    " first for each of the oldest 1,000 and then when one is new or has changed; `settled` with a call that"
+    " waits no more; `ready` once all that waits has been told; `end` with a `code` before the service closes"
+    " it. A stream that is opened again begins anew.",
+    responses={
+        200: {"content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}}},
+        **documented("invalid_request", "too_many_streams"),
+    },
     **polls("confirm"),
 )
 async def list_confirmations(
+    request: Request,
     bridge: Given,
     caller: Authenticated,
     only: Filtered,
@@ -239,9 +256,50 @@ async def list_confirmations(
     cursor: Cursor = None,
 ) -> Response:
     after = position_after(cursor)
+    if streams.is_asked_for(request):
+        inbox = Inbox(bridge.engine, caller.tenant, session, only)
+        return streams.follow(request, None, inbox.look, pause_s=STREAM_PAUSE_S)
     async with bridge.engine.connect() as connection:
         page = await _waiting(connection, caller.tenant, session, only, after, limit)
     return call_list(page)
+
+
+class Inbox:
+    """What a stream of what waits has told its reader, and what has changed since.
+
+    It follows the oldest `FOLLOWED_MAX`, by marks: a call is read when it is new or another one than before.
+    """
+
+    def __init__(self, engine: AsyncEngine, tenant: str, session_id: str | None, only: Filter) -> None:
+        self._engine, self._tenant, self._session_id, self._only = engine, tenant, session_id, only
+        self._told: dict[tuple[str, str], Mark] = {}
+        self._is_whole = False
+
+    async def look(self) -> Looked:
+        """Tell of calls that wait or have changed, then of those that wait no more, some at a time."""
+        frames = []
+        async with self._engine.connect() as connection:
+            await connection.execution_options(isolation_level="REPEATABLE READ")
+            marks = await calls.waiting_marks(
+                connection, self._tenant, session_id=self._session_id, limit=FOLLOWED_MAX, only=self._only
+            )
+            now = {mark[:2]: mark for mark in marks}
+            changed = [key for key in now if self._told.get(key) != now[key]]
+            over = [key for key in self._told if key not in now]
+            for key in [*changed, *over][:AT_ONCE_MAX]:
+                call = await calls.get(connection, self._tenant, *key)
+                if key in now:
+                    self._told[key] = now[key]
+                else:
+                    del self._told[key]
+                if call is not None:
+                    event = "confirmation" if key in now else "settled"
+                    frames.append(streams.object_frame(event, call_object(call)))
+        has_more = len(changed) + len(over) > AT_ONCE_MAX
+        if not has_more and not self._is_whole:
+            self._is_whole = True
+            frames.append(streams.object_frame("ready", {"waiting": len(now)}))
+        return Looked(frames, 0.0 if has_more else LOOK_EVERY_S)
 
 
 @router.get(

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 
 from app.api.access import Caller, GuardedRoute, Handler, requires
 from app.api.bridge import Bridge
@@ -77,6 +78,8 @@ class PolledRoute(GuardedRoute):
             with bridge.wakeups.listen(_key(request)) as signal:
                 while True:
                     response = await handler(request)
+                    if isinstance(response, StreamingResponse):
+                        return response
                     tag = _tag(ageing.sub(b"", bytes(response.body)))
                     response.headers["etag"] = tag
                     response.headers["cache-control"] = "no-cache"
@@ -85,14 +88,14 @@ class PolledRoute(GuardedRoute):
                     left_s = deadline - asyncio.get_running_loop().time()
                     if not is_waited_for or left_s <= 0 or bridge.stopping.is_set():
                         return Response(status_code=304, headers=_kept(response)) if is_same else response
-                    if await _woken(signal.wait(min(LOOK_EVERY_S, left_s)), bridge.stopping):
+                    if await woken(signal.wait(min(LOOK_EVERY_S, left_s)), bridge.stopping):
                         await asyncio.sleep(PAUSE_S)
                     signal.take()
 
         return polled
 
 
-async def _woken(waiting: Coroutine[Any, Any, bool], stopping: asyncio.Event) -> bool:
+async def woken(waiting: Coroutine[Any, Any, bool], stopping: asyncio.Event) -> bool:
     """Wait for a wake-up, its time, or the end of the service; return whether it was a wake-up."""
     tasks = [asyncio.create_task(waiting), asyncio.create_task(stopping.wait())]
     try:

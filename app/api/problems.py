@@ -68,6 +68,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "input_unfit": (422, "The edited input cannot run"),
     "rule_unfit": (422, "No rule can be made of the call"),
     "internal_error": (500, "The service failed"),
+    "too_many_streams": (503, "Too many streams are open"),
     "database_unavailable": (503, "The database cannot be reached"),
 }
 

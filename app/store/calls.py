@@ -164,26 +164,18 @@ async def waiting(
     With a `decider` the transaction must be one snapshot, as it is with REPEATABLE READ: a call that came in
     between would be left out, and the cursor would pass it.
     """
-    query = _shown().where(_calls.c.tenant == tenant, _calls.c.position > after, *_is_waiting())
-    if session_id is not None:
-        query = query.where(_calls.c.session_id == session_id)
-    if only.tool is not None:
-        query = query.where(_calls.c.tool == only.tool)
-    if only.reason is not None:
-        query = query.where(_calls.c.gate_reason == only.reason)
-    if only.older_than_s is not None:
-        query = query.where(
-            _calls.c.created_at <= func.now() - func.make_interval(0, 0, 0, 0, 0, 0, only.older_than_s)
-        )
-    if only.decider is not None:
-        held = select(_calls.c.kind, _calls.c.tool).where(_calls.c.tenant == tenant, _calls.c.state == "held")
-        asked = {(row.kind, row.tool) for row in await connection.execute(held.distinct())}
-        theirs = await may_decide(connection, tenant, only.decider, asked)
-        query = query.where(tuple_(_calls.c.kind, _calls.c.tool).in_(theirs))
-    return await _page(connection, tenant, query, limit)
+    wanted = await _wanted(connection, tenant, session_id, only)
+    return await _page(connection, tenant, _shown().where(_calls.c.position > after, *wanted), limit)
 
 
-async def waiting_marks(connection: AsyncConnection, tenant: str, *, limit: int) -> Sequence[Mark]:
+async def waiting_marks(
+    connection: AsyncConnection,
+    tenant: str,
+    *,
+    session_id: str | None = None,
+    limit: int,
+    only: Filter = ALL,
+) -> Sequence[Mark]:
     """Return which calls wait for a person and since when they are as they are, without reading them."""
     approved_at = (
         select(func.max(_decisions.c.decided_at))
@@ -194,7 +186,7 @@ async def waiting_marks(connection: AsyncConnection, tenant: str, *, limit: int)
     )
     query = (
         select(_calls.c.session_id, _calls.c.id, _calls.c.updated_at, approved_at)
-        .where(_calls.c.tenant == tenant, *_is_waiting())
+        .where(*await _wanted(connection, tenant, session_id, only))
         .order_by(_calls.c.position)
         .limit(limit)
     )
@@ -212,6 +204,28 @@ async def place_of_newest(connection: AsyncConnection, tenant: str, session_id: 
         .limit(1)
     )
     return await connection.scalar(query) or 0
+
+
+async def _wanted(
+    connection: AsyncConnection, tenant: str, session_id: str | None, only: Filter
+) -> list[ColumnElement[bool]]:
+    """The conditions on calls that wait for a person and fit the filter."""
+    wanted = [_calls.c.tenant == tenant, *_is_waiting()]
+    if session_id is not None:
+        wanted.append(_calls.c.session_id == session_id)
+    if only.tool is not None:
+        wanted.append(_calls.c.tool == only.tool)
+    if only.reason is not None:
+        wanted.append(_calls.c.gate_reason == only.reason)
+    if only.older_than_s is not None:
+        since = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, only.older_than_s)
+        wanted.append(_calls.c.created_at <= since)
+    if only.decider is not None:
+        held = select(_calls.c.kind, _calls.c.tool).where(_calls.c.tenant == tenant, _calls.c.state == "held")
+        asked = {(row.kind, row.tool) for row in await connection.execute(held.distinct())}
+        theirs = await may_decide(connection, tenant, only.decider, asked)
+        wanted.append(tuple_(_calls.c.kind, _calls.c.tool).in_(theirs))
+    return wanted
 
 
 def _is_waiting() -> Sequence[ColumnElement[bool]]:
