@@ -14,6 +14,7 @@ from app.api import (
     calls,
     confirmations,
     deliveries,
+    events,
     health,
     keys,
     messages,
@@ -106,11 +107,12 @@ def create_app(bridge: Bridge) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.bridge = bridge
+    app.state.feeds = events.Feeds(bridge.engine)
     app.add_middleware(Requests)
     add_handlers(app)
     for module in (
         tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, redeliveries, messages,
-        keys, rules, subscriptions, audit, health,
+        events, keys, rules, subscriptions, audit, health,
     ):  # fmt: skip
         app.include_router(module.router)
     add_console(app)

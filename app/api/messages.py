@@ -76,7 +76,9 @@ async def list_messages(
             raise not_found("session_not_found")
         page = await messages.page(connection, caller.tenant, session_id, after=after, limit=limit)
     next_cursor = encode_cursor([page.items[-1].position]) if page.has_more else None
-    return json_response({"data": [_object(message) for message in page.items], "next_cursor": next_cursor})
+    return json_response(
+        {"data": [message_object(message) for message in page.items], "next_cursor": next_cursor}
+    )
 
 
 @router.get(
@@ -89,7 +91,7 @@ async def list_messages(
 async def get_message(
     session_id: SessionId, event_id: EventId, bridge: Given, caller: Authenticated
 ) -> Response:
-    return json_response(_object(await _message(bridge, caller.tenant, session_id, event_id)))
+    return json_response(message_object(await _message(bridge, caller.tenant, session_id, event_id)))
 
 
 @router.get(
@@ -141,7 +143,7 @@ async def poll_text(
     if not page.has_more:
         ids = {message.id for message in shown}
         shown += [message for message in open_ones if message.id not in ids]
-    return json_response({"data": [_object(message) for message in shown], "next_after": next_after})
+    return json_response({"data": [message_object(message) for message in shown], "next_after": next_after})
 
 
 async def _message(bridge: Bridge, tenant: str, session_id: str, event_id: str) -> MessageView:
@@ -154,7 +156,8 @@ async def _message(bridge: Bridge, tenant: str, session_id: str, event_id: str) 
     return message
 
 
-def _object(message: MessageView) -> dict[str, Any]:
+def message_object(message: MessageView) -> dict[str, Any]:
+    """Return the object that the api shows for a message."""
     return {
         "id": message.id,
         "state": message.state,

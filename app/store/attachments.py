@@ -76,6 +76,7 @@ class Attachment:
     created_at: datetime
     updated_at: datetime
     calls: Mapping[str, int]
+    change: int
 
     @property
     def is_attached(self) -> bool:
@@ -261,7 +262,9 @@ async def _wish(connection: AsyncConnection, tenant: str, session_id: str, **val
     await connection.execute(
         update(_attachments)
         .where(_attachments.c.tenant == tenant, _attachments.c.session_id == session_id)
-        .values(**values, wish=_attachments.c.wish + 1, updated_at=func.now())
+        .values(
+            **values, wish=_attachments.c.wish + 1, updated_at=func.now(), change=tables.changes.next_value()
+        )
     )
 
 
@@ -338,6 +341,7 @@ def _attachment(row: Row[Any], calls: Mapping[str, int]) -> Attachment:
         created_at=row.created_at,
         updated_at=row.updated_at,
         calls=calls,
+        change=row.change,
     )
 
 

@@ -114,7 +114,8 @@ async def write(connection: AsyncConnection, replica_id: str, batches: Sequence[
     if told := _notifications(held, asked):
         is_told = (await connection.execute(st.TELL.statement, told)).rowcount > 0
     entries: list[Entry] = []
-    for rows in (_decisions(held), _calls(held), _attempts(held), _messages(held), _attachments(held)):
+    # Messages before calls: a stream tells of both in the order of the statements, as the agent made them.
+    for rows in (_decisions(held), _messages(held), _calls(held), _attempts(held), _attachments(held)):
         for bulk, columns in rows:
             if columns:
                 done = await connection.execute(bulk.statement, {**columns, "replica": replica_id})
@@ -122,10 +123,23 @@ async def write(connection: AsyncConnection, replica_id: str, batches: Sequence[
                     raise ContradictionError("a call that is over in the store was to be opened again")
                 if bulk in _AUDITED:
                     entries += _entries(bulk, done.all())
+    await _touch(connection, entries, held)
     loud = [session_key(b.lease.tenant, b.lease.session_id) for b in held if b.is_loud]
     await notify(connection, [*loud, outbox.KEY] if is_told else loud)
     await audit.append(connection, entries)
     return lost
+
+
+async def _touch(connection: AsyncConnection, decided: Sequence[Entry], batches: Sequence[Batch]) -> None:
+    """Number the change of calls whose decision changed and nothing else."""
+    saved = {(b.lease.tenant, b.lease.session_id, call.id) for b in batches for call in b.calls}
+    leases = {(batch.lease.tenant, batch.lease.session_id): batch.lease for batch in batches}
+    touched = {(one.tenant, one.session_id or "", one.call_id or "") for one in decided} - saved
+    columns = _Columns()
+    for tenant, session_id, call_id in sorted(touched):
+        columns.add(leases[tenant, session_id], call_id=call_id)
+    if columns:
+        await connection.execute(st.TOUCH_CALLS.statement, dict(columns))
 
 
 _AUDITED: Final[dict[st.Bulk, tuple[Kind, str | None]]] = {

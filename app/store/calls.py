@@ -89,7 +89,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """A call as stored. `input` and `result` are JSON texts, never decoded; `position` orders the log.
+    """A call as stored. `input` and `result` are JSON texts, never decoded; `position` orders the log, and
+    `change` is the number of its last change.
 
     `ran_input` is the JSON text that has taken the place of `input` for its tool, if one has.
     """
@@ -114,6 +115,7 @@ class CallView:
     processed_at: str | None
     created_at: datetime
     updated_at: datetime
+    change: int
     ran_input: str | None = field(default=None)
 
     @property
@@ -148,6 +150,16 @@ async def page(
     if state is not None:
         query = query.where(_calls.c.state == state)
     return await _page(connection, tenant, query, limit)
+
+
+async def changed(
+    connection: AsyncConnection, tenant: str, session_id: str, *, after: int, limit: int
+) -> Page[CallView]:
+    """Return the session's calls in the order of their last changes, from the one after `after` on."""
+    query = _shown().where(
+        _calls.c.tenant == tenant, _calls.c.session_id == session_id, _calls.c.change > after
+    )
+    return await _page(connection, tenant, query, limit, _calls.c.change)
 
 
 async def waiting(
@@ -255,12 +267,18 @@ def _is_waiting() -> Sequence[ColumnElement[bool]]:
     return _calls.c.state == "held", not_(is_decided), is_served, is_asked
 
 
-async def _page(connection: AsyncConnection, tenant: str, query: Select[Any], limit: int) -> Page[CallView]:
+async def _page(
+    connection: AsyncConnection,
+    tenant: str,
+    query: Select[Any],
+    limit: int,
+    place: ColumnElement[Any] = _calls.c.position,
+) -> Page[CallView]:
     result, edited = (
         func.coalesce(func.octet_length(_calls.c[name]), 0) for name in ("result", "edited_input")
     )
     size = func.octet_length(_calls.c.input) + result + edited
-    rows = await bounded_rows(connection, query, order_by=_calls.c.position, size=size, limit=limit)
+    rows = await bounded_rows(connection, query, order_by=place, size=size, limit=limit)
     return Page(await _views(connection, tenant, rows.items), rows.has_more)
 
 
@@ -366,5 +384,6 @@ def _call(row: Row[Any], rules: Rules) -> CallView:
         processed_at=row.processed_at,
         created_at=row.created_at,
         updated_at=row.updated_at,
+        change=row.change,
         ran_input=row.edited_input,
     )

@@ -341,6 +341,13 @@ async def _withdraw(connection: AsyncConnection, tenant: str, approval_id: str) 
     await connection.execute(update(table).where(is_it).values(status="spent"))
 
 
+async def _touch(connection: AsyncConnection, tenant: str, call: CallView) -> None:
+    """Number the change of a call whose decisions changed; the attachment is locked."""
+    table = tables.calls
+    is_it = (table.c.tenant == tenant, table.c.session_id == call.session_id, table.c.id == call.id)
+    await connection.execute(update(table).where(*is_it).values(change=tables.changes.next_value()))
+
+
 async def _approve(
     connection: AsyncConnection, tenant: str, call: CallView, by: str, via: str, edited_input: bytes | None
 ) -> str:
@@ -353,6 +360,7 @@ async def _approve(
     await connection.execute(
         insert(tables.decisions).values(tenant=tenant, id=approval_id, decided_by=by, via=via, **row)
     )
+    await _touch(connection, tenant, call)
     await notify(connection, [session_key(tenant, call.session_id)])
     return approval_id
 
@@ -394,7 +402,11 @@ async def _leave_to_people(connection: AsyncConnection, tenant: str, call: CallV
     table = tables.calls
     is_it = (table.c.tenant == tenant, table.c.session_id == call.session_id, table.c.id == call.id)
     is_promised = (table.c.gate_rule.is_not(None), table.c.gate_reason.not_in(ASKING))
-    promised = update(table).where(*is_it, *is_promised).values(gate_rule=None, updated_at=func.now())
+    promised = (
+        update(table)
+        .where(*is_it, *is_promised)
+        .values(gate_rule=None, updated_at=func.now(), change=tables.changes.next_value())
+    )
     if (await connection.execute(promised)).rowcount:
         await outbox.put(
             connection, tenant, "confirmation.requested", outbox.of_view(call), since=call.created_at
@@ -493,6 +505,7 @@ async def _insert(
             tool_version=call.gate and call.gate.rules.version,
         )
     )
+    await _touch(connection, tenant, call)
     asked = await connection.scalar(
         update(table)
         .where(table.c.tenant == tenant, table.c.session_id == session_id)

@@ -35,7 +35,8 @@ _BLOCKS: Final = msgspec.json.Decoder(list[_Block])
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """A message as stored. `is_stale` marks a preview that nobody writes on any more."""
+    """A message as stored. `is_stale` marks a preview that nobody writes on any more; `change` is the number
+    of a final's last change."""
 
     id: str
     position: int
@@ -46,6 +47,7 @@ class MessageView:
     processed_at: str | None
     updated_at: datetime
     seq: int | None
+    change: int
 
     @property
     def text(self) -> str:
@@ -79,6 +81,14 @@ async def finals(
     """Return finals in the order of their `seq`, from the first one after `after_seq`."""
     query = _of(tenant, session_id).where(_messages.c.seq > after_seq)
     return await _page(connection, query, _messages.c.seq, limit)
+
+
+async def changed(
+    connection: AsyncConnection, tenant: str, session_id: str, *, after: int, limit: int
+) -> Page[MessageView]:
+    """Return the session's finals in the order of their last changes, from the one after `after` on."""
+    query = _of(tenant, session_id).where(_messages.c.state == "final", _messages.c.change > after)
+    return await _page(connection, query, _messages.c.change, limit)
 
 
 async def partials(connection: AsyncConnection, tenant: str, session_id: str) -> Sequence[MessageView]:
@@ -132,6 +142,7 @@ def _message(row: Row[Any]) -> MessageView:
         processed_at=row.processed_at,
         updated_at=row.updated_at,
         seq=row.seq,
+        change=row.change,
     )
 
 

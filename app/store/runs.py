@@ -276,11 +276,12 @@ async def leave_result(
     Only a call that still waits for just the delivery that began with the attempt `dispatched` takes it, or
     that was interrupted meanwhile; its next run posts it. `attempts` is the number of the last attempt.
     """
+    await attachments.lock(connection, lease.tenant, lease.session_id)
     left = await connection.execute(
         text(
             """
             update calls set state = case state when 'dispatched' then 'answered' else state end,
-                attempts = :attempts, result = :result,
+                change = nextval('changes'), attempts = :attempts, result = :result,
                 is_error = :is_error, outcome_unknown = :unknown, updated_at = now()
             where tenant = :tenant and session_id = :session_id and id = :id
                 and state in ('dispatched', 'interrupted') and attempts = :dispatched and result is null
@@ -313,11 +314,13 @@ async def leave_result(
 
 async def take_back(connection: AsyncConnection, lease: Lease, calls: Iterable[tuple[str, int]]) -> None:
     """Let calls wait again whose delivery was committed and never began; each is named with its attempt."""
+    await attachments.lock(connection, lease.tenant, lease.session_id)
     for call_id, attempt in calls:
         key = {"tenant": lease.tenant, "session_id": lease.session_id, "id": call_id, "attempt": attempt}
         taken = await connection.execute(
             text(
-                "update calls set state = 'queued', attempts = attempts - 1, updated_at = now()"
+                "update calls set change = nextval('changes'), state = 'queued', attempts = attempts - 1,"
+                " updated_at = now()"
                 " where tenant = :tenant and session_id = :session_id and id = :id"
                 " and state = 'dispatched' and attempts = :attempt returning id"
             ),

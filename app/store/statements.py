@@ -106,6 +106,8 @@ _IS_LEFT: Final = (
 )
 """An earlier run left the result of the delivery that the writer still waits for, or has given up."""
 _KEPT: Final = ("outcome_unknown", "attempts", "result", "is_error")
+NEXT: Final = "nextval('changes')"
+"""The number of a change; the attachment is locked."""
 _AS_HELD: Final = (
     "gate_expires_at", "gate_on_expiry", "gate_remind_after_s", "gate_remind_at", "gate_reminders",
     "gate_rule",
@@ -134,6 +136,11 @@ _CALL: Final = {
     "attempts": "integer", "result": "text", "is_error": "boolean", "posted": "boolean", "detail": "text",
     "edited_input": "text",
 }  # fmt: skip
+_SHOWN: Final = (
+    "({0}.state, {0}.gate_by, {0}.gate_reason, {0}.outcome_unknown, {0}.attempts, {0}.posted, {0}.detail,"
+    " {0}.result is null, {0}.edited_input is null)"
+)
+"""What is shown of a call and changes; the texts themselves are set once."""
 SAVE_CALLS: Final = Bulk.of(
     f"""
     insert into calls ({", ".join(_CALL)}, gate_expires_at, gate_remind_at)
@@ -141,7 +148,10 @@ SAVE_CALLS: Final = Bulk.of(
         now() + make_interval(secs => w.gate_remind_after_s)
     from {{rows}}
     on conflict (tenant, session_id, id) do update
-    set {", ".join(f"{name} = {value}" for name, value in _SAVED.items())}, updated_at = now()
+    set {", ".join(f"{name} = {value}" for name, value in _SAVED.items())},
+        updated_at = now(),
+        change = case when {_SHOWN.format("calls")} is distinct from {_SHOWN.format("excluded")}
+            then {NEXT} else calls.change end
     where calls.state not in ({_OVER}) or calls.state = excluded.state
     returning calls.id
     """,
@@ -152,6 +162,13 @@ SAVE_CALLS: Final = Bulk.of(
 
 One that is over in the store is not opened again, nor its id returned.
 """
+
+TOUCH_CALLS: Final = Bulk.of(
+    f"update calls c set change = {NEXT} from {{rows}}"
+    f" where {_SAME_SESSION.format('c')} and c.id = w.call_id",
+    **_ONE_CALL,
+)
+"""Something that is shown with the calls has changed, and they have not."""
 
 _CHANGED: Final = "returning d.tenant, d.session_id, d.call_id, d.id, d.result, d.decided_by, d.via"
 """What the audit says of a decision; a statement that is repeated changes nothing and returns nothing."""
@@ -299,7 +316,8 @@ SAVE_FINALS: Final = Bulk.of(
     from new join raised on raised.tenant = new.tenant and raised.session_id = new.session_id
     on conflict (tenant, session_id, id) do update
     set state = 'final', seq = excluded.seq, content = excluded.content, term = excluded.term,
-        thread_id = excluded.thread_id, processed_at = excluded.processed_at, updated_at = now()
+        thread_id = excluded.thread_id, processed_at = excluded.processed_at,
+        updated_at = now(), change = {NEXT}
     """,
     **_MESSAGE,
     place="bigint",
@@ -332,6 +350,10 @@ SAVE_ATTACHMENTS: Final = Bulk.of(
         end_detail = case when w.is_over then w.end_detail else a.end_detail end,
         terminal_event_id = case when w.is_over then w.terminal_event_id else a.terminal_event_id end,
         replica_id = case when w.is_over then null else a.replica_id end,
+        change = case
+            when w.is_over or w.has_progress and (a.status, a.flags, a.missing, a.reconnects, a.idle_id)
+                is distinct from (w.status, {_list("flags")}, {_list("missing")}, w.reconnects, w.idle_id)
+            then {NEXT} else a.change end,
         last_event_at = case when w.has_events then now() else a.last_event_at end,
         wish_seen = greatest(a.wish_seen, w.wish_seen),
         wanted = case when w.wish_seen >= a.wish then '{{}}' else a.wanted end,

@@ -23,6 +23,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
+    Sequence,
     Table,
     Text,
     func,
@@ -104,6 +105,17 @@ tools = Table(
     _now("updated_at"),
     PrimaryKeyConstraint("tenant", "name"),
 )
+
+changes = Sequence("changes", metadata=metadata)
+"""Numbers the changes that a session's stream tells of. Whoever takes one has locked the attachment, so that
+those of a session are committed in the order of their numbers."""
+
+
+def _change() -> Column[int]:
+    return Column(
+        "change", BigInteger, nullable=False, server_default=changes.next_value(), comment="the last one"
+    )
+
 
 registries = Table(
     "registries",
@@ -197,6 +209,7 @@ attachments = Table(
     Column("primary_thread_id", Text),
     Column("environment", Text),
     Column("message_seq", BigInteger, nullable=False, server_default=text("0")),
+    _change(),
     Column("last_event_at", DateTime(timezone=True)),
     _now("created_at"),
     _now("updated_at"),
@@ -244,6 +257,7 @@ calls = Table(
     Column("is_error", Boolean),
     Column("posted", Boolean, nullable=False, server_default=text("false")),
     Column("detail", Text, comment="why it ended so, in a sentence"),
+    _change(),
     _now("created_at"),
     _now("updated_at"),
     PrimaryKeyConstraint("tenant", "session_id", "id"),
@@ -251,6 +265,7 @@ calls = Table(
     # index alone. A state of a later version is open.
     Index("ix_calls_open", "tenant", "session_id", postgresql_where=text(f"state not in ({_OVER})")),
     Index("ix_calls_over", "tenant", "session_id", "state", postgresql_where=text(f"state in ({_OVER})")),
+    Index(None, "tenant", "session_id", "change"),
     Index("ix_calls_held", "tenant", "position", postgresql_where=text("state = 'held'")),
     Index(
         "ix_calls_expiring",
@@ -410,9 +425,11 @@ messages = Table(
     Column(
         "term", BigInteger, nullable=False, comment="the run that wrote it; an older one's partial is stale"
     ),
+    _change(),
     _now("updated_at"),
     PrimaryKeyConstraint("tenant", "session_id", "id"),
     Index(None, "tenant", "session_id", "seq", unique=True),
+    Index(None, "tenant", "session_id", "change", postgresql_where=text("state = 'final'")),
     Index(None, "tenant", "session_id", "position"),
 )
 

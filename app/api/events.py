@@ -1,0 +1,197 @@
+"""The events of a session as a stream: its calls, its text, and how it stands, resumable on any replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.api import streams
+from app.api.access import Authenticated, GuardedRoute, requires
+from app.api.bridge import Given
+from app.api.calls import call_object
+from app.api.lists import POSITION_MAX, SessionId
+from app.api.messages import message_object
+from app.api.polls import LOOK_EVERY_S
+from app.api.problems import documented, not_found
+from app.api.sessions import view
+from app.api.streams import Looked
+from app.core.rules import ASKING
+from app.store import feed
+from app.store.calls import CallView
+from app.store.feed import Change
+from app.store.messages import MessageView
+from app.store.wakeups import session_key
+
+PARTIALS_EVERY_S: Final = 0.25
+"""How often a stream looks while the agent is writing: previews are saved as often."""
+GATHER_S: Final = 0.005
+"""A read waits so long for other streams of its session that are at the same place."""
+
+router = APIRouter(tags=["messages"], route_class=GuardedRoute)
+
+_DESCRIPTION: Final = (
+    "Server-sent events, each with the object that GET shows: `status` (the attachment), `call`,"
+    " `confirmation` (a call that waits for a person), `message.final`, `message.partial`,"
+    " `message.discarded` (the `id` of a preview that came to nothing), and `end` with a `code` before the"
+    " service closes the stream. Ids rise; `last-event-id` resumes after one on any replica, with each thing"
+    " as it is by then. Previews have no id: those that are open are sent again on each connection, and"
+    " earlier ones are to be forgotten. Without an id the stream begins now, with `after=0` at the beginning."
+)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A read that several streams wait for. `has_begun`: it may miss what comes now."""
+
+    task: asyncio.Task[_Read]
+    has_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a read found, as bytes that go to every stream. `partials` are (id, time, frame)."""
+
+    frames: Sequence[bytes]
+    position: int
+    has_more: bool
+    finals: frozenset[str]
+    partials: Sequence[tuple[str, datetime, bytes]]
+
+
+class Feeds:
+    """Reads for the streams of one replica; those at the same place share one read and its bytes."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._shared: dict[tuple[str, str, int], _Shared] = {}
+
+    async def read(self, tenant: str, session_id: str, after: int) -> _Read:
+        """Return what has changed after the number.
+
+        Raises:
+            Problem: there is no such session any more.
+        """
+        key = (tenant, session_id, after)
+        shared = self._shared.get(key)
+        if shared is None or shared.has_begun:
+            shared = self._shared[key] = _Shared(asyncio.create_task(self._read(key)))
+            # Nobody may be left who hears how it ended.
+            shared.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(shared.task)
+
+    async def _read(self, key: tuple[str, str, int]) -> _Read:
+        shared = None
+        try:
+            await asyncio.sleep(GATHER_S)
+            shared = self._shared[key]
+            shared.has_begun = True
+            async with self._engine.connect() as connection:
+                await connection.execution_options(isolation_level="REPEATABLE READ")
+                found = await feed.read(connection, *key)
+        finally:
+            if self._shared.get(key) is shared:
+                del self._shared[key]
+        if found is None:
+            raise not_found("session_not_found")
+        finals = frozenset(one.id for one in found.changes if isinstance(one, MessageView))
+        return _Read(
+            [_frame(one) for one in found.changes],
+            found.position,
+            found.has_more,
+            finals,
+            [
+                (one.id, one.updated_at, streams.object_frame("message.partial", message_object(one)))
+                for one in found.partials
+            ],
+        )
+
+
+@dataclass(slots=True)
+class _Follower:
+    """One stream: how far it has told, and which previews."""
+
+    feeds: Feeds
+    tenant: str
+    session_id: str
+    position: int
+    told: dict[str, datetime] = field(default_factory=dict)
+
+    async def look(self) -> Looked:
+        found = await self.feeds.read(self.tenant, self.session_id, self.position)
+        frames = list(found.frames)
+        self.position = found.position
+        for id_ in found.finals & self.told.keys():
+            del self.told[id_]
+        if found.has_more:
+            return Looked(frames, 0.0)
+        open_ = {id_ for id_, _, _ in found.partials}
+        for id_ in [id_ for id_ in self.told if id_ not in open_]:
+            del self.told[id_]
+            frames.append(streams.object_frame("message.discarded", {"id": id_}))
+        for id_, at, one in found.partials:
+            if self.told.get(id_) != at:
+                self.told[id_] = at
+                frames.append(one)
+        return Looked(frames, PARTIALS_EVERY_S if open_ else LOOK_EVERY_S)
+
+
+@router.get(
+    "/sessions/{session_id}/events",
+    response_class=Response,
+    summary="Follow a session as a stream of events",
+    description=_DESCRIPTION,
+    responses={
+        200: {"content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "The stream"},
+        **documented("session_not_found", "invalid_request", "too_many_streams"),
+    },
+    **requires("read"),
+)
+async def follow_session(
+    request: Request,
+    session_id: SessionId,
+    bridge: Given,
+    caller: Authenticated,
+    after: Annotated[
+        int | None, Query(ge=0, le=POSITION_MAX, description="An event's id, where no header can be sent.")
+    ] = None,
+    last_event_id: Annotated[
+        int | None,
+        Header(ge=0, le=POSITION_MAX, description="The last id that was received; wins over after."),
+    ] = None,
+) -> Response:
+    async with bridge.engine.connect() as connection:
+        await connection.execution_options(isolation_level="REPEATABLE READ")
+        newest = await feed.position(connection, caller.tenant, session_id)
+    if newest is None:
+        raise not_found("session_not_found")
+    begin = after if last_event_id is None else last_event_id
+    feeds: Feeds = request.app.state.feeds
+    follower = _Follower(feeds, caller.tenant, session_id, newest if begin is None else min(begin, newest))
+    key = session_key(caller.tenant, session_id)
+    return streams.follow(request, key, follower.look)
+
+
+def _frame(change: Change) -> bytes:
+    match change:
+        case CallView():
+            return streams.object_frame(
+                "confirmation" if _waits(change) else "call", call_object(change), change.change
+            )
+        case MessageView():
+            return streams.object_frame("message.final", message_object(change), change.change)
+        case _:
+            return streams.frame("status", view(change).model_dump_json().encode(), change.change)
+
+
+def _waits(call: CallView) -> bool:
+    """Whether the call waits for a person, as far as the call says."""
+    is_decided = call.decision is not None and call.decision.status != "refused"
+    gate = call.gate
+    is_promised = gate is not None and gate.rule is not None and gate.reason not in ASKING
+    return call.state == "held" and not is_decided and not is_promised
