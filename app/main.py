@@ -13,6 +13,7 @@ from app.api import (
     callbacks,
     calls,
     confirmations,
+    credentials,
     deliveries,
     events,
     health,
@@ -112,7 +113,7 @@ def create_app(bridge: Bridge) -> FastAPI:
     add_handlers(app)
     for module in (
         tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, redeliveries, messages,
-        events, keys, rules, subscriptions, audit, health,
+        events, keys, credentials, rules, subscriptions, audit, health,
     ):  # fmt: skip
         app.include_router(module.router)
     add_console(app)

@@ -14,11 +14,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app import __version__
 from app.logs import logger
-from app.runner.budget import Budgets
+from app.runner.budget import Budget, Budgets, Unlimited
 from app.runner.fleet import Fleet
 from app.runner.notifications import Notifier
 from app.settings import Settings
 from app.store import retention
+from app.store.credentials import DEFAULT, Stored
+from app.store.keys import DEFAULT_TENANT
 from app.store.secrets import Secrets
 from app.store.wakeups import Wakeups
 from app.upstream.client import UpstreamClient
@@ -34,7 +36,6 @@ REQUESTS_MAX: Final = 100
 """How many reads of upstream are under way at a time."""
 SENDS_MAX: Final = 100
 """How many sends are; they never wait behind reads."""
-DEFAULT: Final = "default"
 
 log = logger(__name__)
 
@@ -51,19 +52,25 @@ async def replica(
 ) -> AsyncIterator[Fleet]:
     """Serve attachments until the block ends. `budget_sleep` passes the time until the budget refills."""
     key = settings.anthropic_api_key
-    credential = Credential("api_key", key.get_secret_value()) if key is not None else None
+    environments = Credential("api_key", key.get_secret_value()) if key is not None else None
     async with (
         open_session(STREAMS_MAX, for_streams=True) as streams,
         open_session(REQUESTS_MAX) as requests,
         open_session(SENDS_MAX) as sends,
     ):
 
-        def client_for(tenant: str, name: str, extra_headers: Mapping[str, str]) -> UpstreamClient | None:
-            # Credentials of other tenants come with `PUT /credentials`; the environment's is this one's only.
-            if credential is None or (tenant, name) != (DEFAULT, DEFAULT):
+        def client_for(
+            tenant: str, name: str, extra_headers: Mapping[str, str], stored: Stored | None
+        ) -> UpstreamClient | None:
+            url = settings.upstream_url
+            if environments is not None and (tenant, name) == (DEFAULT_TENANT, DEFAULT):
+                credential = environments
+            elif stored is not None:
+                credential, url = Credential(stored.type, stored.secret), stored.upstream_url or url
+            else:
                 return None
             return UpstreamClient(
-                settings.upstream_url,
+                url,
                 credential,
                 streams=streams,
                 requests=requests,
@@ -75,10 +82,14 @@ async def replica(
             egress, version=__version__, tenant_deliveries_max=settings.tenant_deliveries_max
         )
         replica_id = f"{socket.gethostname()}-{chance.token_hex(4)}"
-        budgets = Budgets(engine, settings.upstream_limit_per_min, sleep=budget_sleep)
+        budgets = Budgets(engine, sleep=budget_sleep)
+
+        def budget_for(tenant: str, name: str, url: str) -> Budget | Unlimited:
+            return budgets.of(tenant, name, settings.limit_per_min(url))
+
         fleet = Fleet(
             replica_id, engine, secrets, wakeups, deliverer, client_for,
-            base_url=settings.base_url, budget_for=budgets.of,
+            base_url=settings.base_url, budget_for=budget_for,
         )  # fmt: skip
         notifier = Notifier(
             replica_id, engine, secrets, wakeups, Door(egress),

@@ -137,9 +137,13 @@ class Settings(BaseModel):
     @property
     def upstream_limit_per_min(self) -> int:
         """How many requests a minute may go upstream with one credential; 0 means any number."""
+        return self.limit_per_min(self.upstream_url)
+
+    def limit_per_min(self, upstream_url: str) -> int:
+        """As `upstream_limit_per_min`, of a credential that goes to this URL."""
         if self.upstream_requests_per_min is not None:
             return self.upstream_requests_per_min
-        is_public = urlsplit(self.upstream_url).hostname == PUBLIC_API_HOST
+        is_public = urlsplit(upstream_url).hostname == PUBLIC_API_HOST
         return PUBLIC_API_REQUESTS_PER_MIN if is_public else 0
 
     @property

@@ -72,7 +72,7 @@ class NewKeyView(KeyView):
     **requires("admin"),
 )
 async def create_key(body: KeyBody, bridge: Given, caller: Authenticated) -> NewKeyView:
-    tenant = _tenant(caller, body.tenant)
+    tenant = tenant_of(caller, body.tenant)
     async with bridge.engine.begin() as connection:
         key, text = await keys.create(connection, tenant, body.name, body.scopes)
         await audit.append(connection, [_entry("key.created", caller, key)])
@@ -94,7 +94,7 @@ async def list_keys(
 ) -> ListOf[KeyView]:
     place = moment_after(cursor)
     async with bridge.engine.connect() as connection:
-        found = await keys.page(connection, _tenant(caller, tenant), after=place, limit=limit + 1)
+        found = await keys.page(connection, tenant_of(caller, tenant), after=place, limit=limit + 1)
     shown, next_cursor = found[:limit], None
     if len(found) > limit:
         next_cursor = encode_cursor([shown[-1].created_at, shown[-1].id])
@@ -111,7 +111,7 @@ async def revoke_key(
     key_id: KeyId, bridge: Given, caller: Authenticated, tenant: OtherTenant = None
 ) -> KeyView:
     async with bridge.engine.begin() as connection:
-        key = await keys.revoke(connection, _tenant(caller, tenant), key_id)
+        key = await keys.revoke(connection, tenant_of(caller, tenant), key_id)
         if key is not None:
             await audit.append(connection, [_entry("key.revoked", caller, key)])
     if key is None:
@@ -123,7 +123,12 @@ def _entry(kind: Kind, caller: Caller, key: Key) -> Entry:
     return Entry(key.tenant, kind, caller.id, "api", subject=key.id)
 
 
-def _tenant(caller: Caller, named: str | None) -> str:
+def tenant_of(caller: Caller, named: str | None) -> str:
+    """Return the tenant that a request is about.
+
+    Raises:
+        Problem: it names another one, and does not come with the operator's key.
+    """
     if named is None or named == caller.tenant:
         return caller.tenant
     if not caller.is_operator:

@@ -36,6 +36,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "key_not_found": (404, "There is no such key"),
     "test_not_found": (404, "There is no such test"),
     "subscription_not_found": (404, "There is no such subscription"),
+    "credential_not_found": (404, "There is no such credential"),
     "rule_not_found": (404, "There is no such rule"),
     "method_not_allowed": (405, "The address does not take this method"),
     "settings_differ": (409, "The session is attached with other settings"),
@@ -56,6 +57,8 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "refused_by_upstream": (409, "Upstream refused the decision"),
     "too_many_tools": (409, "The tenant has too many tools"),
     "too_many_subscriptions": (409, "The tenant has too many subscriptions"),
+    "credential_from_environment": (409, "The credential is the environment's"),
+    "too_many_credentials": (409, "The tenant has too many credentials"),
     "too_many_rules": (409, "The tenant has too many rules"),
     "too_many_tests": (409, "The tenant has too many tests under way"),
     "too_many_secrets": (409, "The tool has too many signing secrets"),
@@ -81,6 +84,7 @@ _PATH_CODES: Final = {
     "test_id": "test_not_found",
     "subscription": "subscription_not_found",
     "rule_id": "rule_not_found",
+    "credential": "credential_not_found",
 }
 """What is missing when a path parameter has a form that no id has."""
 
@@ -92,6 +96,7 @@ _UNLIKE: Final = {
     "key_id": "This cannot be the id of a key: one is key_ and 24 hexadecimal digits, as GET /keys shows it.",
     "test_id": "This cannot be the id of a test: one is test_ and 24 hexadecimal digits.",
     "rule_id": "This cannot be the id of a rule: one is rul_ and 24 hexadecimal digits.",
+    "credential": "This cannot be a credential's name: one is 1 to 64 letters, digits, dots, _ or -.",
     "subscription": "This cannot be a subscription's name: one is 1 to 64 letters, digits, dots, _ or -.",
 }
 
@@ -102,6 +107,7 @@ NOT_FOUND_DETAILS: Final = {
     "message_not_found": "The session has no message of that id; it may be a preview that was dropped.",
     "key_not_found": "The tenant has no key of that id; GET /keys lists those it has.",
     "subscription_not_found": "No subscription has that name; PUT /subscriptions/{name} makes one.",
+    "credential_not_found": "No credential has that name; PUT /credentials/{name} stores one.",
     "rule_not_found": "The tenant has no rule of that id; GET /rules lists those it has.",
     "test_not_found": "The tool has no test of that id; POST /tools/{name}/test makes one.",
 }

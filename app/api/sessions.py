@@ -12,6 +12,7 @@ from app.api.access import Authenticated, requires
 from app.api.bridge import Given
 from app.api.lists import (
     LIMIT_DEFAULT,
+    NAME,
     TOOL_NAME_CHARS_MAX,
     Cursor,
     Limit,
@@ -21,11 +22,12 @@ from app.api.lists import (
     moment_after,
 )
 from app.api.polls import PolledRoute, polls
-from app.api.problems import Problem, documented, not_found
+from app.api.problems import Problem, documented, invalid, not_found
 from app.api.tools import checked_headers
 from app.core.headers import is_refused_upstream
-from app.store import attachments
+from app.store import attachments, credentials
 from app.store.attachments import Attachment, Settings
+from app.store.credentials import DEFAULT
 from app.store.tools import TOOLS_MAX
 
 IDLE_S_MAX: Final = 30 * 86_400
@@ -60,7 +62,9 @@ class SessionSettings(BaseModel):
     max_reconnects: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     tools: ToolNames = None
     concurrency: Concurrency = 8
-    credential: Literal["default"] = "default"
+    credential: Annotated[
+        str, Field(pattern=NAME, description="Of the tenant, as PUT /credentials/{name} stored it.")
+    ] = DEFAULT
     environment: Annotated[
         Literal["cloud", "self_hosted"] | None, Field(description="null asks upstream.")
     ] = None
@@ -161,6 +165,11 @@ async def attach_session(
     body = body or AttachBody()
     wanted = Settings(**body.model_dump(exclude={"extra_headers", "tools"}), tools=_tuple(body.tools))
     async with bridge.engine.begin() as connection:
+        is_known = wanted.credential == DEFAULT or (
+            await credentials.get(connection, caller.tenant, wanted.credential) is not None
+        )
+        if not is_known:
+            raise invalid("credential", "must be one that PUT /credentials/{name} stored; GET lists them")
         done = await attachments.attach(
             connection, bridge.secrets, caller.tenant, session_id, wanted, body.extra_headers
         )

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.access import Authenticated, GuardedRoute, requires
 from app.api.bridge import Given
-from app.api.lists import LIMIT_DEFAULT, Cursor, Limit, ListOf, decode_cursor, encode_cursor
+from app.api.lists import LIMIT_DEFAULT, NAME, Cursor, Limit, ListOf, decode_cursor, encode_cursor
 from app.api.problems import Problem, documented, invalid, not_found
 from app.api.tools import URL_CHARS_MAX, checked_headers
 from app.core.headers import is_refused_webhook
 from app.core.notifications import EVENTS, Event
 from app.store import subscriptions
 from app.store.subscriptions import Subscription
-
-NAME: Final = "^[A-Za-z0-9._-]{1,64}$"
 
 router = APIRouter(tags=["subscriptions"], route_class=GuardedRoute)
 

@@ -251,29 +251,25 @@ class Budget:
 
 
 class Budgets:
-    """The budgets of one replica: one for each credential that it has used, or none at all (limit 0)."""
+    """The budgets of one replica: one for each credential that it has used."""
 
     def __init__(
         self,
         engine: AsyncEngine,
-        limit_per_min: int,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._engine = engine
-        self._limit_per_min = limit_per_min
         self._sleep = sleep
-        self._budgets: dict[tuple[str, str], Budget] = {}
+        self._budgets: dict[tuple[str, str, int], Budget] = {}
 
-    def of(self, tenant: str, credential: str) -> Budget | Unlimited:
-        """The budget of a tenant's credential, the same one each time."""
-        if not self._limit_per_min:
+    def of(self, tenant: str, credential: str, limit_per_min: int) -> Budget | Unlimited:
+        """The budget of a tenant's credential, the same one each time; a limit of 0 is none."""
+        if not limit_per_min:
             return UNLIMITED
-        key = (tenant, credential)
+        key = (tenant, credential, limit_per_min)
         if key not in self._budgets:
-            self._budgets[key] = Budget(
-                self._engine, tenant, credential, self._limit_per_min, sleep=self._sleep
-            )
+            self._budgets[key] = Budget(self._engine, tenant, credential, limit_per_min, sleep=self._sleep)
         return self._budgets[key]
 
     async def close(self) -> None:

@@ -25,12 +25,13 @@ from app.runner.callbacks import Callbacks
 from app.runner.runner import DefectError, SessionRunner
 from app.runner.tasks import Parts
 from app.runner.tool_tests import ToolTests
-from app.store import decisions, leases, reminders, rules, runs
+from app.store import credentials, decisions, leases, reminders, rules, runs
 from app.store.attachments import settings_of
 from app.store.batches import Batch
+from app.store.credentials import Stored
 from app.store.database import is_unavailable
 from app.store.leases import Lease, LeaseLostError
-from app.store.secrets import Secrets
+from app.store.secrets import Secrets, UnreadableSecretError
 from app.store.tools import load_registry, registry_version
 from app.store.wakeups import Wakeups, is_for_runners, notify, wish_key
 from app.store.writer import Writer
@@ -61,7 +62,10 @@ RULE_STEP_S: Final = 0.01
 """Rules are read again so much after one expires: the database says then that it has."""
 DEAD_REPLICA_S: Final = 3_600.0
 
-_NO_CREDENTIAL: Final = "set ANTHROPIC_API_KEY and start again: the session goes on by itself"
+_NO_CREDENTIAL: Final = (
+    "PUT /credentials/{} stores one, and the session goes on by itself; ANTHROPIC_API_KEY is `default` of the"
+    " tenant `default`"
+)
 
 log = logger(__name__)
 
@@ -75,13 +79,17 @@ class _Registry:
     tools: Mapping[str, Tool]
     rules: tuple[Rule, ...]
     expires_at: float
+    credentials: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class _Run:
+    """`credential` is the name and version of the one that it goes upstream with, None for no stored one."""
+
     lease: Lease
     task: asyncio.Task[None]
     runner: SessionRunner | None = None
+    credential: tuple[str, int] | None = None
 
 
 @dataclass(slots=True)
@@ -111,10 +119,9 @@ class _Defects:
 class Fleet:
     """All runs of one replica.
 
-    `client_for` makes the upstream client of an attachment from its tenant, credential name and extra
-    headers; it returns None when there is no such credential. Tools reach the service at `base_url`.
-    `budget_for` gives the budget of a tenant's
-    credential.
+    `client_for` makes the upstream client of an attachment from its tenant, credential name, extra headers,
+    and that credential if it is stored; it returns None when there is none. Tools reach the service at
+    `base_url`. `budget_for` gives the budget of a tenant's credential that goes to a URL.
     """
 
     def __init__(
@@ -124,10 +131,10 @@ class Fleet:
         secrets: Secrets,
         wakeups: Wakeups,
         deliverer: Deliverer,
-        client_for: Callable[[str, str, Mapping[str, str]], UpstreamClient | None],
+        client_for: Callable[[str, str, Mapping[str, str], Stored | None], UpstreamClient | None],
         *,
         base_url: str = "http://127.0.0.1:8080",
-        budget_for: Callable[[str, str], Budget | Unlimited] = lambda *_: UNLIMITED,
+        budget_for: Callable[[str, str, str], Budget | Unlimited] = lambda *_: UNLIMITED,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.replica_id = replica_id
@@ -326,6 +333,11 @@ class Fleet:
             for runner in [*serving, *self._draining.values()]:
                 if runner.lease.tenant == tenant:
                     runner.change_tools(known.tools, known.rules)
+            for run in self._runs.values():
+                used = run.credential
+                is_current = used is None or known.credentials.get(used[0]) == used[1]
+                if run.lease.tenant == tenant and run.runner is not None and not is_current:
+                    run.runner.stop()  # whoever takes the session up next begins with what it is now
 
     async def _registry(self, tenant: str) -> _Registry:
         known = self._registries.get(tenant)
@@ -338,7 +350,8 @@ class Fleet:
         version, tools = await load_registry(connection, self._secrets, tenant)
         live, left_s = await rules.live(connection, tenant)
         left_s = math.inf if left_s is None else left_s + RULE_STEP_S
-        return _Registry(version, tools, live, asyncio.get_running_loop().time() + left_s)
+        expires_at = asyncio.get_running_loop().time() + left_s
+        return _Registry(version, tools, live, expires_at, await credentials.versions(connection, tenant))
 
     # ---- runs
 
@@ -397,18 +410,20 @@ class Fleet:
     async def _run(self, lease: Lease) -> None:
         async with self._pace:
             await asyncio.sleep(1 / STARTS_PER_S)
-        start, client = await self._start_of(lease)
+        start, client, stored = await self._start_of(lease)
         if start is None or client is None:
             return
         registry = await self._registry(lease.tenant)
         skipped = self._defects.skipped(lease)
-        parts = replace(self._parts, budget=self._budget_for(lease.tenant, start.settings.credential))
+        name = start.settings.credential
+        parts = replace(self._parts, budget=self._budget_for(lease.tenant, name, client.base_url))
         runner = SessionRunner(
             lease, start, registry.tools, client, parts, rules=registry.rules, skipped=skipped
         )
         run = self._runs.get((lease.tenant, lease.session_id))
         if run is not None and run.lease == lease:
             run.runner = runner
+            run.credential = None if stored is None else (name, stored.version)
         if self._is_stopping:
             runner.stop()
         try:
@@ -421,27 +436,30 @@ class Fleet:
             draining.add_done_callback(self._draining.pop)
         await self._release(lease)
 
-    async def _start_of(self, lease: Lease) -> tuple[runs.Start | None, UpstreamClient | None]:
+    async def _start_of(self, lease: Lease) -> tuple[runs.Start | None, UpstreamClient | None, Stored | None]:
         """What a run starts from, and its way upstream; waits while what it sends there is not known."""
         told = False
         while True:
             async with self._engine.connect() as connection:
                 start = await runs.load(connection, self._secrets, lease)
-            if start is None:
-                return None, None
-            client = self._client_for(lease.tenant, start.settings.credential, start.extra_headers)
+                if start is None:
+                    return None, None, None
+                name, stored, unreadable = start.settings.credential, None, None
+                try:
+                    stored = await credentials.load(connection, self._secrets, lease.tenant, name)
+                except UnreadableSecretError as error:
+                    unreadable = f"{error}. PUT /credentials/{name} stores it anew."
+            client = self._client_for(lease.tenant, name, start.extra_headers, stored)
             if client is not None and start.fault is None:
-                return start, client
+                return start, client, stored
             if start.is_detach_requested:
                 await self._writer.submit(Batch(lease, end=p.End("detached")))
-                return None, None
+                return None, None, None
             if not told:
                 told = True
                 flag = "no_credential" if start.fault is None else "unreadable_headers"
-                log.error(
-                    flag, session_id=lease.session_id, credential=start.settings.credential,
-                    remedy=start.fault or _NO_CREDENTIAL,
-                )  # fmt: skip
+                remedy = start.fault or unreadable or _NO_CREDENTIAL.format(name)
+                log.error(flag, session_id=lease.session_id, credential=name, remedy=remedy)
                 flags = start.progress.flags | {flag}
                 await self._writer.submit(Batch(lease, progress=replace(start.progress, flags=flags)))
             await asyncio.sleep(CREDENTIAL_POLL_S)

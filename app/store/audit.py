@@ -47,6 +47,8 @@ Kind = Literal[
     "tool.changed",
     "tool.deleted",
     "tool.secret_rotated",
+    "credential.stored",
+    "credential.deleted",
     "rule.created",
     "rule.revoked",
 ]

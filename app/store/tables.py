@@ -433,6 +433,20 @@ messages = Table(
     Index(None, "tenant", "session_id", "position"),
 )
 
+credentials = Table(
+    "credentials",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("type", Text, nullable=False, comment="api_key or bearer"),
+    _encrypted("secret", "encrypted"),
+    Column("upstream_url", Text, comment="null: that of the service"),
+    Column("version", BigInteger, nullable=False, server_default=text("1"), comment="rises with each change"),
+    _now("created_at"),
+    _now("updated_at"),
+    PrimaryKeyConstraint("tenant", "name"),
+)
+
 rules = Table(
     "rules",
     metadata,

@@ -50,6 +50,7 @@ class UpstreamClient:
         clock: seconds since 1970, for dates in `Retry-After`.
 
     Attributes:
+        base_url: as given.
         entries_skipped: how many entries of history pages were no events.
 
     Raises:
@@ -72,6 +73,7 @@ class UpstreamClient:
     ) -> None:
         extra = dict(extra_headers or {})
         hidden = [value for value in extra.values() if len(value) >= REDACTED_CHARS_MIN]
+        self.base_url = base_url
         self.entries_skipped = 0
         self._timeouts = timeouts or Timeouts()
         self._frame_bytes_max = frame_bytes_max

@@ -44,6 +44,7 @@ def every_route(app: FastAPI) -> Iterator[Route]:
 async def test_looking_at_any_address_changes_nothing(site: Site) -> None:
     await site.http.put("/tools/bash", json={"url": "https://tools.example/hook"})
     rule_id = (await site.http.post("/rules", json={"effect": "deny"})).json()["id"]
+    await site.http.put("/credentials/team", json={"type": "api_key", "secret": "sk-team"})
     hook = {"url": "https://hooks.example", "events": ["session.ended"]}
     await site.http.put("/subscriptions/all", json=hook)
     async with site.engine.begin() as connection:
@@ -56,7 +57,8 @@ async def test_looking_at_any_address_changes_nothing(site: Site) -> None:
     visitor.headers["authorization"] = f"Bearer {ADMIN_KEY}"
     names = {
         "session_id": "sesn_1", "call_id": "tu_1", "event_id": "m_1", "name": "bash",
-        "subscription": "all", "rule_id": rule_id, "key_id": "key_" + "a" * 24, "test_id": "test_" + "a" * 24,
+        "credential": "team", "subscription": "all", "rule_id": rule_id,
+        "key_id": "key_" + "a" * 24, "test_id": "test_" + "a" * 24,
     }  # fmt: skip
     before = await everything(site.engine)
     walked = [route.path for route in every_route(create_app(site.bridge))]

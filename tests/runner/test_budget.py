@@ -297,15 +297,15 @@ async def test_close_ends_the_serving_and_leaves_no_connection(engine: AsyncEngi
 
 
 async def test_runs_of_one_credential_share_one_budget(engine: AsyncEngine) -> None:
-    budgets = Budgets(engine, 600)
-    assert budgets.of("t", "a") is budgets.of("t", "a")
-    assert budgets.of("t", "a") is not budgets.of("t", "b")
-    assert budgets.of("t", "a") is not budgets.of("u", "a")
+    budgets = Budgets(engine)
+    assert budgets.of("t", "a", 600) is budgets.of("t", "a", 600)
+    assert budgets.of("t", "a", 600) is not budgets.of("t", "b", 600)
+    assert budgets.of("t", "a", 600) is not budgets.of("u", "a", 600)
     await budgets.close()
 
 
 async def test_no_limit_asks_nothing_of_anybody(engine: AsyncEngine, statements: Statements) -> None:
-    budget = Budgets(engine, 0).of("t", "a")
+    budget = Budgets(engine).of("t", "a", 0)
     assert UNLIMITED is budget
     async with budget.turn(SWEEP, 2):
         await budget.take(SWEEP)

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import LargeBinary, insert, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.store import attachments, reencryption, subscriptions, tables, tools
+from app.store import attachments, credentials, reencryption, subscriptions, tables, tools
 from app.store.reencryption import Protected, Rewritten, protected, reencrypt
 from app.store.secrets import Secrets
 from app.store.tools import load_registry
@@ -91,12 +91,16 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
     await register(engine, Secrets([OLD]), "echo", tenant="other")
     await attach(engine, Secrets([OLD]))
     await subscribe(engine, Secrets([OLD]))
+    async with engine.begin() as connection:
+        given: dict[str, Any] = {"kind": "api_key", "secret": "sk-team", "upstream_url": None}
+        await credentials.put(connection, Secrets([OLD]), "default", "team", **given)
     before = await registry(engine, Secrets([OLD]))
     done = counted(await reencrypt(engine, BOTH))
     assert {
         "tools.secrets": (count + 1, 0, 0),
         "tools.headers": (count + 1, 0, 0),
         "attachments.extra_headers": (1, 0, 0),
+        "credentials.secret": (1, 0, 0),
         "subscriptions.secret": (1, 0, 0),
         "subscriptions.headers": (1, 0, 0),
     } == done
@@ -105,7 +109,8 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
     assert None is (await registry(engine, new, "other"))["echo"].fault
     async with engine.connect() as connection:
         extra = await attachments.load_extra_headers(connection, new, "default", "sesn_1")
-    assert {"x-extra": "1"} == extra
+        team = await credentials.load(connection, new, "default", "team")
+    assert ({"x-extra": "1"}, "sk-team") == (extra, team and team.secret)
     again = counted(await reencrypt(engine, BOTH))
     assert {column: (0, rewritten, 0) for column, (rewritten, _, _) in done.items()} == again
 
