@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
-from starlette.routing import Route
 
 from app.main import create_app
 from app.store import tables
+from tests.api.routes import every_route
 from tests.console.service import ADMIN_KEY, Site
 from tests.store.rows import add_attachment, add_call, add_delivery, add_message
 
@@ -28,17 +26,6 @@ async def everything(engine: AsyncEngine) -> dict[str, Any]:
             rows = (await connection.execute(select(table))).all()
             found[table.name] = sorted(hashlib.sha256(repr(row).encode()).hexdigest() for row in rows)
     return found
-
-
-def every_route(app: FastAPI) -> Iterator[Route]:
-    """The routes of the application and of the routers that it includes."""
-    waiting: list[Any] = list(app.routes)
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, Route):
-            yield one
-        else:
-            waiting += one.original_router.routes
 
 
 async def test_looking_at_any_address_changes_nothing(site: Site) -> None:
