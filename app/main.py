@@ -19,6 +19,7 @@ from app.api import (
     health,
     keys,
     messages,
+    operations,
     redeliveries,
     rules,
     sessions,
@@ -109,11 +110,12 @@ def create_app(bridge: Bridge) -> FastAPI:
     )
     app.state.bridge = bridge
     app.state.feeds = events.Feeds(bridge.engine)
+    app.state.figures = operations.DatabaseFigures(bridge.engine)
     app.add_middleware(Requests)
     add_handlers(app)
     for module in (
         tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, redeliveries, messages,
-        events, keys, credentials, rules, subscriptions, audit, health,
+        events, keys, credentials, rules, subscriptions, audit, health, operations,
     ):  # fmt: skip
         app.include_router(module.router)
     add_console(app)

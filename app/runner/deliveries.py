@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from app import metrics
 from app.core import protocol as p
 from app.core.calls import Call
 from app.core.tools import Tool
@@ -315,6 +316,8 @@ class _AttemptLog:
 
     async def finished(self, report: AttemptReport) -> None:
         tool = self._tool
+        took_s = (report.finished_ms - report.started_ms) / 1000
+        metrics.DELIVERIES.labels(outcome=report.code or "ok").observe(took_s)
         self._deliveries.ended.append(
             AttemptEnd(
                 self._call.id,

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from app import metrics
 from app.core import events as ev
 from app.core import protocol as p
 from app.core.retry import wait_s
@@ -238,7 +239,16 @@ class Errands:
             async with self._budget.turn(Priority.ANSWER):
                 await self._tasks.trust(SEND_S)
                 self._leaving.add(key)
-                await self._client.send(self._lease.session_id, effect.event)
+                began, outcome = asyncio.get_running_loop().time(), "unknown"
+                try:
+                    await self._client.send(self._lease.session_id, effect.event)
+                    outcome = "accepted"
+                except UpstreamError as error:
+                    outcome = error.failure.reach
+                    raise
+                finally:
+                    took_s = asyncio.get_running_loop().time() - began
+                    metrics.POSTS.labels(outcome=outcome).observe(took_s)
         except UpstreamError as error:
             failure = error.failure
         finally:

@@ -16,6 +16,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from app import metrics
 from app.core import protocol as p
 from app.core.rules import Rule
 from app.core.tools import Tool
@@ -202,6 +203,7 @@ class Fleet:
     def _lose_if_late(self) -> None:
         """End all runs when the leases are not sure any more: a pause of the process ends trust too."""
         if self.trusted_for_s() <= 0 and self._runs:
+            metrics.LOST.inc()
             log.error("leases_lost", replica_id=self.replica_id, runs=len(self._runs))
             for run in list(self._runs.values()):
                 self._lose(run)
@@ -239,6 +241,7 @@ class Fleet:
             return
         while await self._claim() == CLAIMS_MAX:
             pass
+        metrics.RUNS.set(len(self._runs))
         await self._expire()
         await self._remind()
         async with self._engine.begin() as connection:
@@ -271,6 +274,7 @@ class Fleet:
             self._left_at = None
         elif self._left_at is None:
             self._left_at = now
+        metrics.CLAIMED.inc(len(claimed))
         for lease in claimed:
             self._begin(lease)
         return len(claimed)

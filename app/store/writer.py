@@ -16,6 +16,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app import metrics
 from app.store.batches import Batch, write
 from app.store.database import is_lock_timeout, is_unavailable
 from app.store.leases import Lease, LeaseLostError
@@ -105,8 +106,9 @@ class Writer:
         deadline = asyncio.get_running_loop().time() + RETRY_S
         while True:
             try:
-                async with self._engine.begin() as connection:
-                    return await write(connection, self._replica_id, batches)
+                with metrics.COMMITS.time():
+                    async with self._engine.begin() as connection:
+                        return await write(connection, self._replica_id, batches)
             except Exception as error:
                 is_shared = is_lock_timeout(error) and len(batches) > 1
                 if is_shared or not is_unavailable(error) or asyncio.get_running_loop().time() > deadline:

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app.api import confirmations
 from app.store import tables
 from tests.api.routes import every_route
 from tests.api.service import Service
@@ -114,7 +115,11 @@ def shape(answer: httpx.Response, names: Names) -> tuple[int, str, str | None]:
     return answer.status_code, text, answer.headers.get("content-type")
 
 
-async def test_on_every_route_another_tenants_things_are_unknown_ones(service: Service) -> None:
+async def test_on_every_route_another_tenants_things_are_unknown_ones(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-007, A-058, D-056: with another's ids a tenant gets what it gets with ids that nobody has."""
+    monkeypatch.setattr(confirmations, "LOOK_LIMIT_S", 0.01)
     foreign = await theirs(service)
     mine = await service.key("tools", "sessions", "read", "confirm", "admin", tenant="mine")
     before = await rows_of(service.engine, "default")

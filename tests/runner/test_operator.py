@@ -70,3 +70,21 @@ async def test_the_attempts_of_a_call_end_when_they_end(service: Service) -> Non
     assert shown["state"] == "dispatched"
     assert shown["deliveries"][0]["code"] == "connect_failed"
     assert shown["deliveries"][0]["finished_at"] is not None
+
+
+async def test_deliveries_posts_and_commits_are_measured(service: Service) -> None:
+    session = service.upstream.create("custom")
+    await service.register("lookup_order")
+    await service.attach(session.id)
+    service.upstream.say(session.id)
+    path = f"/sessions/{session.id}"
+    await service.until(path, lambda shown: shown["calls"].get("posted", 0) > 0)
+    told = (await service.http.get("/metrics")).text
+    for name in (
+        'bascule_delivery_seconds_count{outcome="ok"}',
+        'bascule_post_seconds_count{outcome="accepted"}',
+        "bascule_commit_seconds_count",
+        "bascule_leases_claimed_total",
+    ):
+        (line,) = [line for line in told.splitlines() if line.startswith(name + " ")]
+        assert float(line.rpartition(" ")[2]) >= 1
