@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
+from starlette.routing import compile_path
 
 from app.api.access import SCHEME
 from app.api.callbacks import TOKEN_SCHEME
 from app.api.polls import POLLED
-from app.api.problems import CODES, ProblemBody
+from app.api.problems import CODES, ProblemBody, documented
 
 DESCRIPTION: Final = (
     "Forwards the tool calls of Claude Managed Agents sessions to registered webhooks, holds those that need"
@@ -28,12 +30,26 @@ def describe(app: FastAPI) -> None:
             app.openapi_schema = _document(app)
         return app.openapi_schema
 
+    app.state.methods_of = partial(methods_of, app)
     app.openapi = document  # type: ignore[method-assign]  # as FastAPI documents it
     app.add_api_route("/", _root, include_in_schema=False)
 
 
 async def _root() -> RedirectResponse:
     return RedirectResponse("/docs")
+
+
+def _takes_values(operation: dict[str, Any]) -> bool:
+    """Whether a request may hold a value that is refused; one in the path names something unknown instead."""
+    parameters = operation.get("parameters", ())
+    return "requestBody" in operation or any(one["in"] != "path" for one in parameters)
+
+
+def methods_of(app: FastAPI, path: str) -> list[str]:
+    """Return the methods that the document has for an address."""
+    paths = app.openapi()["paths"].items()
+    found = [methods for template, methods in paths if compile_path(template)[0].match(path)]
+    return sorted({name.upper() for methods in found for name in methods if name in _METHODS})
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
@@ -62,4 +78,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
             responses = path.get(method, {}).get("responses", {})
             if "HTTPValidationError" in str(responses.get("422")):
                 del responses["422"]
+            if responses and "422" not in responses and _takes_values(path[method]):
+                responses["422"] = documented("invalid_request")[422]
     return document

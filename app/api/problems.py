@@ -240,6 +240,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
     response = respond(_http_problem(error, request), request.state.request_id)
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
+    if error.status_code == 405 and (methods := request.app.state.methods_of(request.url.path)):
+        # The router names those of the first route that has this address.
+        response.headers["allow"] = ", ".join(methods)
     return response
 
 

@@ -53,3 +53,11 @@ def test_every_reference_leads_somewhere_and_every_failure_is_a_problem() -> Non
     names = [operation["operationId"] for path in whole["paths"].values() for operation in path.values()]
     assert len(set(names)) == len(names)
     assert whole["components"]["schemas"]["ProblemBody"]["properties"]["code"]["enum"] == sorted(CODES)
+
+
+def test_every_operation_that_takes_a_value_says_that_it_may_refuse_it() -> None:
+    for path, operations in document()["paths"].items():
+        for method, operation in operations.items():
+            values = [one for one in operation.get("parameters", ()) if one["in"] != "path"]
+            if values or "requestBody" in operation:
+                assert {"422", "400"} & operation["responses"].keys(), f"{method} {path}"

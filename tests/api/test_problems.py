@@ -201,7 +201,9 @@ async def test_unknown_addresses_and_methods_are_problems(service: Service) -> N
     assert problem(await service.http.get("/sessions/")) == (404, "not_found")
     answer = await service.http.patch("/tools")
     assert problem(answer) == (405, "method_not_allowed")
-    assert "GET" in answer.headers["allow"]
+    assert answer.headers["allow"] == "GET"
+    answer = await service.http.patch("/tools/echo")
+    assert answer.headers["allow"] == "DELETE, GET, PUT"
 
 
 async def test_every_answer_has_an_id_and_takes_over_a_plain_one(service: Service) -> None:
