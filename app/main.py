@@ -29,6 +29,8 @@ from app.api import (
 )
 from app.api.bridge import Bridge
 from app.api.document import describe
+from app.api.polls import Looks
+from app.api.previews import Previews
 from app.api.problems import add_handlers
 from app.api.requests import Requests
 from app.console.console import add_console
@@ -97,6 +99,7 @@ def create_app(bridge: Bridge) -> FastAPI:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(bridge.engine.dispose)
             await stack.enter_async_context(bridge.wakeups.running())
+            await stack.enter_async_context(Previews(bridge.engine, bridge.wakeups).running())
             await stack.enter_async_context(bridge.running())
             yield
 
@@ -110,6 +113,7 @@ def create_app(bridge: Bridge) -> FastAPI:
     )
     app.state.bridge = bridge
     app.state.feeds = events.Feeds(bridge.engine)
+    app.state.looks = Looks()
     app.state.figures = operations.DatabaseFigures(bridge.engine)
     app.add_middleware(Requests)
     add_handlers(app)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -13,13 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.api import streams
 from app.api.access import Authenticated, GuardedRoute, requires
-from app.api.bridge import Given
+from app.api.bridge import Bridge, Given
 from app.api.calls import call_object
 from app.api.lists import POSITION_MAX, SessionId
 from app.api.messages import message_object
-from app.api.polls import LOOK_EVERY_S
+from app.api.polls import look_s
 from app.api.problems import documented, not_found
 from app.api.sessions import view
+from app.api.sharing import Shared
 from app.api.streams import Looked
 from app.core.rules import ASKING
 from app.store import feed
@@ -27,11 +28,6 @@ from app.store.calls import CallView
 from app.store.feed import Change
 from app.store.messages import MessageView
 from app.store.wakeups import session_key
-
-PARTIALS_EVERY_S: Final = 0.25
-"""How often a stream looks while the agent is writing: previews are saved as often."""
-GATHER_S: Final = 0.005
-"""A read waits so long for other streams of its session that are at the same place."""
 
 router = APIRouter(tags=["messages"], route_class=GuardedRoute)
 
@@ -43,14 +39,6 @@ _DESCRIPTION: Final = (
     " as it is by then. Previews have no id: those that are open are sent again on each connection, and"
     " earlier ones are to be forgotten. Without an id the stream begins now, with `after=0` at the beginning."
 )
-
-
-@dataclass(slots=True)
-class _Shared:
-    """A read that several streams wait for. `has_begun`: it may miss what comes now."""
-
-    task: asyncio.Task[_Read]
-    has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +57,7 @@ class Feeds:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._shared: dict[tuple[str, str, int], _Shared] = {}
+        self._shared: Shared[tuple[str, str, int], _Read] = Shared()
 
     async def read(self, tenant: str, session_id: str, after: int) -> _Read:
         """Return what has changed after the number.
@@ -78,25 +66,12 @@ class Feeds:
             Problem: there is no such session any more.
         """
         key = (tenant, session_id, after)
-        shared = self._shared.get(key)
-        if shared is None or shared.has_begun:
-            shared = self._shared[key] = _Shared(asyncio.create_task(self._read(key)))
-            # Nobody may be left who hears how it ended.
-            shared.task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(shared.task)
+        return await self._shared.get(key, partial(self._read, *key))
 
-    async def _read(self, key: tuple[str, str, int]) -> _Read:
-        shared = None
-        try:
-            await asyncio.sleep(GATHER_S)
-            shared = self._shared[key]
-            shared.has_begun = True
-            async with self._engine.connect() as connection:
-                await connection.execution_options(isolation_level="REPEATABLE READ")
-                found = await feed.read(connection, *key)
-        finally:
-            if self._shared.get(key) is shared:
-                del self._shared[key]
+    async def _read(self, tenant: str, session_id: str, after: int) -> _Read:
+        async with self._engine.connect() as connection:
+            await connection.execution_options(isolation_level="REPEATABLE READ")
+            found = await feed.read(connection, tenant, session_id, after)
         if found is None:
             raise not_found("session_not_found")
         finals = frozenset(one.id for one in found.changes if isinstance(one, MessageView))
@@ -116,6 +91,7 @@ class Feeds:
 class _Follower:
     """One stream: how far it has told, and which previews."""
 
+    bridge: Bridge
     feeds: Feeds
     tenant: str
     session_id: str
@@ -138,7 +114,7 @@ class _Follower:
             if self.told.get(id_) != at:
                 self.told[id_] = at
                 frames.append(one)
-        return Looked(frames, PARTIALS_EVERY_S if open_ else LOOK_EVERY_S)
+        return Looked(frames, look_s(self.bridge, self.session_id))
 
 
 @router.get(
@@ -172,7 +148,9 @@ async def follow_session(
         raise not_found("session_not_found")
     begin = after if last_event_id is None else last_event_id
     feeds: Feeds = request.app.state.feeds
-    follower = _Follower(feeds, caller.tenant, session_id, newest if begin is None else min(begin, newest))
+    follower = _Follower(
+        bridge, feeds, caller.tenant, session_id, newest if begin is None else min(begin, newest)
+    )
     key = session_key(caller.tenant, session_id)
     return streams.follow(request, key, follower.look)
 

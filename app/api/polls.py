@@ -1,7 +1,8 @@
 """Polls: an unchanged answer costs a 304, and a poll may wait for the change.
 
 The entity tag is a digest of the answer's bytes. A poll that waits holds no database connection: it sleeps
-until a wake-up of its session, or until the clock says to look again, and reads then. Previews bring none.
+until a wake-up of its session (`app.api.previews` sees to those of previews), or until the clock says to look
+again. Polls that wait for the same share their looks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final
 
 from fastapi import Request, Response
@@ -18,12 +20,15 @@ from fastapi.responses import StreamingResponse
 from app.api.access import Caller, GuardedRoute, Handler, requires
 from app.api.bridge import Bridge
 from app.api.problems import invalid
+from app.api.sharing import Shared
 from app.store.keys import Scope
 from app.store.wakeups import session_key
 
 WAIT_S_MAX: Final = 60
 LOOK_EVERY_S: Final = 1.0
-"""How often a poll that waits looks without a wake-up: previews, and what concerns a whole tenant."""
+"""How often a poll that waits looks by the clock, where no wake-ups work or none comes for what it wants."""
+BACKSTOP_S: Final = 60.0
+"""How often it does where wake-ups work: that is proven every 20 s, and who was not reached is woken then."""
 PAUSE_S: Final = 0.1
 """A wake-up is followed by others at once; one look serves them all."""
 TAG_CHARS: Final = 32
@@ -75,11 +80,14 @@ class PolledRoute(GuardedRoute):
             deadline = asyncio.get_running_loop().time() + _wait_s(request)
             bridge: Bridge = request.app.state.bridge
             known = request.headers.get("if-none-match")
-            with bridge.wakeups.listen(_key(request)) as signal:
-                while True:
-                    response = await handler(request)
-                    if isinstance(response, StreamingResponse):
-                        return response
+            caller: Caller = request.state.caller
+            session_id = _session_id(request)
+            key = session_key(caller.tenant, session_id)
+            looks: Looks = request.app.state.looks
+            # Listening before the first look: what comes after that look is heard.
+            with bridge.wakeups.listen(key) as signal:
+                response = await handler(request)
+                while not isinstance(response, StreamingResponse):
                     tag = _tag(ageing.sub(b"", bytes(response.body)))
                     response.headers["etag"] = tag
                     response.headers["cache-control"] = "no-cache"
@@ -88,9 +96,14 @@ class PolledRoute(GuardedRoute):
                     left_s = deadline - asyncio.get_running_loop().time()
                     if not is_waited_for or left_s <= 0 or bridge.stopping.is_set():
                         return Response(status_code=304, headers=_kept(response)) if is_same else response
-                    if await woken(signal.wait(min(LOOK_EVERY_S, left_s)), bridge.stopping):
+                    if await woken(signal.wait(min(look_s(bridge, session_id), left_s)), bridge.stopping):
                         await asyncio.sleep(PAUSE_S)
                     signal.take()
+                    # Another one's answer is as good as one's own where the same key asks for the same.
+                    same = (caller.tenant, caller.id, str(request.url))
+                    shared = await looks.get(same, partial(handler, request))
+                    response = Response(bytes(shared.body), shared.status_code, dict(shared.headers))
+                return response
 
         return polled
 
@@ -107,11 +120,18 @@ async def woken(waiting: Coroutine[Any, Any, bool], stopping: asyncio.Event) -> 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _key(request: Request) -> str:
+Looks = Shared[tuple[str, str, str], Response]
+"""The looks of the polls of one replica, by tenant, key and address."""
+
+
+def look_s(bridge: Bridge, session_id: str) -> float:
+    """How often whoever waits for a session looks without a wake-up; an empty id means a whole tenant's."""
+    return BACKSTOP_S if session_id and bridge.wakeups.works else LOOK_EVERY_S
+
+
+def _session_id(request: Request) -> str:
     """What wakes the poll. No wake-up is for a whole tenant's sessions: those are looked at by the clock."""
-    caller: Caller = request.state.caller
-    session_id = request.path_params.get("session_id") or request.query_params.get("session", "")
-    return session_key(caller.tenant, session_id)
+    return request.path_params.get("session_id") or request.query_params.get("session", "")
 
 
 def _wait_s(request: Request) -> float:

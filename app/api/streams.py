@@ -30,6 +30,9 @@ PING_S: Final = 15.0
 """How long a stream is silent before it shows that it lives; the key is looked at again then."""
 SEND_LIMIT_S: Final = 30.0
 """A reader that takes nothing for so long is dropped."""
+AWAY_S_MAX: Final = 30.0
+"""A stream outlasts the loss of the database for so long."""
+AGAIN_S: Final = 1.0
 STREAM_S_MAX: Final = 3_600.0
 """Then a stream ends, and its reader opens another one."""
 RETRY_MS: Final = 1_000
@@ -126,22 +129,32 @@ async def _frames(request: Request, bridge: Bridge, waits: _Waits, look: Look) -
 
 async def _found(request: Request, bridge: Bridge, waits: _Waits, look: Look) -> AsyncIterator[bytes]:
     clock = asyncio.get_running_loop().time
-    end, spoke = clock() + STREAM_S_MAX, clock()
+    begun = clock()
+    look_at = spoke = reached = begun
     with bridge.wakeups.listen(waits.key) as signal:
-        while clock() < end:
-            looked = await look()
-            for one in looked.frames:
-                yield one
-            if looked.frames:
-                spoke = clock()
-            elif clock() - spoke >= PING_S:
+        while (now := clock()) < begun + STREAM_S_MAX:
+            if now >= look_at:
+                try:
+                    looked = await look()
+                except Exception as error:
+                    if not is_unavailable(error) or clock() >= reached + AWAY_S_MAX:
+                        raise
+                    looked = Looked((), AGAIN_S)
+                else:
+                    reached = clock()
+                for one in looked.frames:
+                    yield one
+                    spoke = clock()
+                look_at = clock() + looked.again_s
+            if clock() >= spoke + PING_S:
                 await _look_at_key(request, bridge)
                 yield _PING
                 spoke = clock()
-            wait_s = min(looked.again_s, max(0.0, spoke + PING_S - clock()))
+            wait_s = min(look_at, spoke + PING_S) - clock()
             if wait_s > 0 and await woken(signal.wait(wait_s), bridge.stopping):
                 await asyncio.sleep(waits.pause_s)
-            signal.take()
+            if signal.take() != frozenset():  # also one that came while nobody waited for it
+                look_at = clock()
             if bridge.stopping.is_set():
                 yield _end("stopping", "This replica stops; another one goes on.")
                 return

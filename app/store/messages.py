@@ -97,6 +97,16 @@ async def partials(connection: AsyncConnection, tenant: str, session_id: str) ->
     return (await _page(connection, query, _messages.c.position, PARTIALS_MAX)).items
 
 
+async def previews(connection: AsyncConnection) -> dict[tuple[str, str], datetime]:
+    """Return the sessions of all tenants that have open previews, each with when one last changed."""
+    query = (
+        select(_messages.c.tenant, _messages.c.session_id, func.max(_messages.c.updated_at).label("at"))
+        .where(_messages.c.state == "partial")
+        .group_by(_messages.c.tenant, _messages.c.session_id)
+    )
+    return {(row.tenant, row.session_id): row.at for row in await connection.execute(query)}
+
+
 async def place_of_newest(connection: AsyncConnection, tenant: str, session_id: str, count: int) -> int:
     """Return the position after which `page` gives the session's newest `count` messages."""
     query = (

@@ -430,6 +430,7 @@ messages = Table(
     PrimaryKeyConstraint("tenant", "session_id", "id"),
     Index(None, "tenant", "session_id", "seq", unique=True),
     Index(None, "tenant", "session_id", "change", postgresql_where=text("state = 'final'")),
+    Index("ix_messages_partial", "tenant", "session_id", postgresql_where=text("state = 'partial'")),
     Index(None, "tenant", "session_id", "position"),
 )
 

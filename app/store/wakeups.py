@@ -130,6 +130,11 @@ class Wakeups:
                 await task
             self.works = False
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody listens for a key of its own."""
+        return bool(self._by_key)
+
     @contextlib.contextmanager
     def listen(self, key: str | None) -> Iterator[Signal]:
         """Lend a signal that wakes for `key`, or for every key when it is None."""

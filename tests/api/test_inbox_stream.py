@@ -146,6 +146,7 @@ async def test_the_loss_of_the_database_ends_a_stream_with_a_reason(
             await connection.execute(text("alter table calls rename to calls_away"))
         try:
             monkeypatch.setattr(streams, "is_unavailable", lambda _: True)
+            monkeypatch.setattr(streams, "AWAY_S_MAX", 1.5)
             assert "database_unavailable" == (await reader.next()).data["code"]
         finally:
             async with site.engine.begin() as connection:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.api.service import Service, problem
-from tests.store.rows import CONNECTIONS_MAX, add_attachment, add_call, add_message
+from tests.store.rows import CONNECTIONS_MAX, add_attachment, add_call, add_message, until
 
 pytestmark = pytest.mark.anyio
 
@@ -118,3 +118,21 @@ async def test_a_wait_is_a_number_up_to_a_minute(service: Service, wait_s: str) 
 async def test_a_failure_is_told_at_once_and_has_no_tag(service: Service) -> None:
     answer = await get(service, "/sessions/sesn_none/text", wait_s=20)
     assert (404, "session_not_found", None) == (*problem(answer), answer.headers.get("etag"))
+
+
+async def test_a_preview_wakes_who_waits_although_nobody_notifies(service: Service) -> None:
+    """Previews are saved too often for wake-ups of their own; a reader does not wait for the clock."""
+    await until(lambda: _works(service))
+    path = "/sessions/sesn_1/text"
+    for words in ("so", "so far"):
+        tag = (await get(service, path)).headers["etag"]
+        poll = await waiting(service, path, tag)
+        async with service.engine.begin() as connection:
+            await connection.execute(text("delete from messages where id = 'm_open'"))
+            await add_message(connection, "m_open", [words], state="partial", processed_at=None)
+        shown = (await asyncio.wait_for(poll, 5)).json()["data"]
+        assert words == shown[-1]["text"]
+
+
+async def _works(service: Service) -> bool:
+    return service.wakeups.works
