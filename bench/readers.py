@@ -92,7 +92,7 @@ async def measure(
         while time.perf_counter() < began + for_s:
             rows = await stage.database.ask(BUSY)
             most = max(most, rows[0]["n"] - 1)  # without the one that asks
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # between samples
         idle_share = (_cpu_s(process) - cpu) / (time.perf_counter() - began)
         said = time.perf_counter()
         for session in made:

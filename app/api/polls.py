@@ -29,6 +29,8 @@ LOOK_EVERY_S: Final = 1.0
 """How often a poll that waits looks by the clock, where no wake-ups work or none comes for what it wants."""
 BACKSTOP_S: Final = 60.0
 """How often it does where wake-ups work: that is proven every 20 s, and who was not reached is woken then."""
+AGE: Final = "older_than_s"
+"""A filter by which the clock alone changes an answer."""
 PAUSE_S: Final = 0.1
 """A wake-up is followed by others at once; one look serves them all."""
 TAG_CHARS: Final = 32
@@ -82,6 +84,7 @@ class PolledRoute(GuardedRoute):
             known = request.headers.get("if-none-match")
             caller: Caller = request.state.caller
             session_id = _session_id(request)
+            ages = AGE in request.query_params
             key = session_key(caller.tenant, session_id)
             looks: Looks = request.app.state.looks
             # Listening before the first look: what comes after that look is heard.
@@ -96,7 +99,10 @@ class PolledRoute(GuardedRoute):
                     left_s = deadline - asyncio.get_running_loop().time()
                     if not is_waited_for or left_s <= 0 or bridge.stopping.is_set():
                         return Response(status_code=304, headers=_kept(response)) if is_same else response
-                    if await woken(signal.wait(min(look_s(bridge, session_id), left_s)), bridge.stopping):
+                    if await woken(
+                        signal.wait(min(LOOK_EVERY_S if ages else look_s(bridge, session_id), left_s)),
+                        bridge.stopping,
+                    ):
                         await asyncio.sleep(PAUSE_S)
                     signal.take()
                     # Another one's answer is as good as one's own where the same key asks for the same.

@@ -91,7 +91,8 @@ class Batch:
     def is_loud(self) -> bool:
         """Whether somebody may be waiting for this; previews are read at the next poll."""
         is_final = any(message.state == "final" for message in self.messages)
-        return bool(is_final or self.calls or self.decided or self.refusals or self.progress or self.end)
+        of_calls = self.calls or self.decided or self.refusals or self.started or self.ended
+        return bool(is_final or of_calls or self.progress or self.end)
 
 
 class ContradictionError(Exception):

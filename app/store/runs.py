@@ -18,6 +18,7 @@ from app.store import attachments, outbox, tables
 from app.store.batches import AttemptEnd, storable
 from app.store.leases import Lease
 from app.store.secrets import Secrets, UnreadableSecretError
+from app.store.wakeups import notify, session_key
 
 OVER_MAX: Final = 500
 """How many of the calls that ended last a run keeps in mind."""
@@ -300,6 +301,8 @@ async def leave_result(
         },
     )
     row = left.one_or_none()
+    if row is not None:
+        await notify(connection, [session_key(lease.tenant, lease.session_id)])
     if row is None or not result.is_error:
         return
     data = call_data(
@@ -327,6 +330,7 @@ async def take_back(connection: AsyncConnection, lease: Lease, calls: Iterable[t
             key,
         )
         if taken.all():
+            await notify(connection, [session_key(lease.tenant, lease.session_id)])
             await connection.execute(
                 text(
                     "delete from deliveries where tenant = :tenant and session_id = :session_id"
@@ -373,6 +377,7 @@ async def leave_attempts(
                 )
             )
     calls = list(abandoned)
+    await notify(connection, [session_key(lease.tenant, lease.session_id)])
     if calls:
         # The last one, also when it has ended and another would have followed.
         later = d.alias("later")
