@@ -475,7 +475,7 @@ async def _run_in(folder: Path, name: str, options: Options) -> dict[str, Any]:
         )
         people = load.People(stage, options.seed)
         agents = load.Agents(server, options.sessions, options.calls_per_s, options.seed)
-        chance = random.Random(options.seed)  # noqa: S311
+        chance = random.Random(options.seed)  # noqa: S311 - a seed makes the same run again
         run = Run(options, stage, server, switch, tools, people, agents, chance)
         doubles = Doubles(agents.sessions)
         for _ in range(options.replicas):

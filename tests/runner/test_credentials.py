@@ -26,7 +26,7 @@ async def upstream() -> AsyncIterator[Server]:
 async def service(engine: AsyncEngine, migrated_url: str, upstream: Server) -> AsyncIterator[Service]:
     """A replica whose environment has no credential."""
     async with replicating(engine, migrated_url, upstream.url, api_key=None) as http:
-        yield Service(http, upstream, None, engine)  # type: ignore[arg-type]
+        yield Service(http, upstream, None, engine)  # type: ignore[arg-type]  # no tool is called
 
 
 async def put(service: Service, name: str = "team", **body: Any) -> None:

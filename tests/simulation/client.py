@@ -42,7 +42,7 @@ class Client:
         policy["default_config"] = {"permission_policy": {"type": upstream.policy}}  # type: ignore[assignment]
         environment = "cloud" if upstream.is_cloud else "self_hosted"
         is_over = upstream.over is not None
-        return p.SessionFacts(is_over, (policy,), environment, T0)  # type: ignore[arg-type]
+        return p.SessionFacts(is_over, (policy,), environment, T0)  # type: ignore[arg-type]  # a text of two
 
     def stream(self) -> Work:
         yield self._travel_s()
