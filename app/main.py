@@ -22,6 +22,7 @@ from app.api import (
     operations,
     redeliveries,
     rules,
+    sends,
     sessions,
     subscriptions,
     tool_tests,
@@ -118,8 +119,8 @@ def create_app(bridge: Bridge) -> FastAPI:
     app.add_middleware(Requests)
     add_handlers(app)
     for module in (
-        tools, tool_tests, deliveries, sessions, confirmations, calls, callbacks, redeliveries, messages,
-        events, keys, credentials, rules, subscriptions, audit, health, operations,
+        tools, tool_tests, deliveries, sessions, sends, confirmations, calls, callbacks, redeliveries,
+        messages, events, keys, credentials, rules, subscriptions, audit, health, operations,
     ):  # fmt: skip
         app.include_router(module.router)
     add_console(app)

@@ -51,6 +51,7 @@ ToolName = Annotated[
 ]
 KeyId = Annotated[str, Path(pattern="^key_[0-9a-f]{24}$")]
 TestId = Annotated[str, Path(pattern="^test_[0-9a-f]{24}$")]
+SendId = Annotated[str, Path(pattern="^send_[0-9a-f]{24}$")]
 NAME: Final = "^[A-Za-z0-9._-]{1,64}$"
 """Of subscriptions and credentials, which tenants name themselves."""
 RuleId = Annotated[str, Path(pattern="^rul_[0-9a-f]{24}$")]

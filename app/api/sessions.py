@@ -293,10 +293,15 @@ _REFUSALS: Final = {
 def _accepted(done: attachments.Accepted | attachments.Refused) -> attachments.Accepted:
     if isinstance(done, attachments.Accepted):
         return done
-    if done.attachment is None:
-        raise not_found(done.code)
-    shown = view(done.attachment).model_dump(mode="json")
-    raise Problem(done.code, _REFUSALS[done.code], members={"attachment": shown})
+    raise refused(done)
+
+
+def refused(wish: attachments.Refused) -> Problem:
+    """Return the problem of a wish that was not taken."""
+    if wish.attachment is None:
+        return not_found(wish.code)
+    shown = view(wish.attachment).model_dump(mode="json")
+    return Problem(wish.code, _REFUSALS[wish.code], members={"attachment": shown})
 
 
 def _answer(attachment: Attachment, status: int) -> Response:

@@ -209,6 +209,13 @@ class Redeliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Steered:
+    """Whether events of the service's own clients are on their way to the session."""
+
+    is_under_way: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Orphaned:
     """A `dispatched` call of an earlier run: whoever delivered it will not report any more.
 
@@ -283,6 +290,7 @@ Notice = (
     | Decided
     | Wanted
     | Redeliver
+    | Steered
     | Orphaned
     | Delivered
     | Promised

@@ -91,6 +91,7 @@ class SessionMachine:
         self._missing: tuple[str, ...] = ()
         self._live_at = 0.0
         self._is_retrieving = False
+        self._is_steered = False
         self._has_started = False
         self._has_connected = progress.status != "attaching"
         self._ending: _Ending | None = None
@@ -139,6 +140,8 @@ class SessionMachine:
                 self._look_for(notice.call_ids)
             case p.Redeliver():
                 self._router.redeliver(notice.call_ids)
+            case p.Steered():
+                self._is_steered = notice.is_under_way
             case p.Decided():
                 self._router.decided(notice.call_id, notice.decision)
             case p.Delivered():
@@ -218,8 +221,11 @@ class SessionMachine:
 
     @property
     def _is_blocked(self) -> bool:
-        """Every open call is unfinished business: held, ours, or left for another client."""
-        return bool(self.ledger.calls or self.ledger.foreign)
+        """Every open call is unfinished business: held, ours, or left for another client.
+
+        So is what our own clients send: the turn that it begins must not be missed.
+        """
+        return bool(self.ledger.calls or self.ledger.foreign or self._is_steered)
 
     # ---- connection
 

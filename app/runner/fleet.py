@@ -26,7 +26,7 @@ from app.runner.callbacks import Callbacks
 from app.runner.runner import DefectError, SessionRunner
 from app.runner.tasks import Parts
 from app.runner.tool_tests import ToolTests
-from app.store import credentials, decisions, leases, reminders, rules, runs
+from app.store import credentials, decisions, leases, reminders, rules, runs, sends
 from app.store.attachments import settings_of
 from app.store.batches import Batch
 from app.store.credentials import Stored
@@ -310,6 +310,7 @@ class Fleet:
     async def _bring(self, runner: SessionRunner, wish: runs.Wish) -> None:
         async with self._engine.connect() as connection:
             decided = await runs.decided(connection, runner.lease)
+            is_steered = await sends.are_open(connection, runner.lease)
         settings = settings_of(wish.settings)
         notices: list[p.Notice] = [p.SettingsChanged(settings.for_core())]
         notices += [p.Decided(call_id, decision) for call_id, decision in decided]
@@ -317,6 +318,8 @@ class Fleet:
             notices.append(p.Wanted(wish.wanted))
         if wish.again:
             notices.append(p.Redeliver(wish.again))
+        if is_steered:
+            notices.append(p.Steered(True))
         if wish.is_detach_requested:
             notices.append(p.DetachRequested())
         runner.wish(notices, wish.wish)

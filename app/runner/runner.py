@@ -24,6 +24,7 @@ from app.runner.deliveries import Deliveries
 from app.runner.errands import Errands
 from app.runner.lines import tell
 from app.runner.saving import Saving
+from app.runner.steering import Steering
 from app.runner.tasks import Parts, Tasks
 from app.store import runs
 from app.store.batches import Batch, ContradictionError
@@ -77,6 +78,7 @@ class SessionRunner:
         self._deliveries = Deliveries(self._tasks)
         self._deliveries.tools = tools
         self._errands = Errands(self._tasks, client, self._deliveries, orphans=orphans)
+        self._steering = Steering(self._tasks, client)
         self._failure: BaseException | None = None
         self._told: list[p.Notice] = []
         self._told_tools: p.ToolsChanged | None = None
@@ -97,6 +99,8 @@ class SessionRunner:
             self._first.append(p.Wanted(start.wanted))
         if start.again:
             self._first.append(p.Redeliver(start.again))
+        if start.is_steered:
+            self._first.append(p.Steered(True))
         if start.is_detach_requested:
             self._first.append(p.DetachRequested())
 
@@ -106,6 +110,7 @@ class SessionRunner:
         """Bring what is wished of the attachment. A later wish contains the earlier ones."""
         self._told, self._told_wish = list(notices), number
         self._deliveries.look_again()
+        self._steer()
         self._wake()
 
     def change_tools(self, tools: Mapping[str, Tool], rules: Sequence[Rule]) -> None:
@@ -113,6 +118,10 @@ class SessionRunner:
         self._told_tools = p.ToolsChanged(tools, self._about(rules))
         self._deliveries.tools = tools
         self._wake()
+
+    def _steer(self) -> None:
+        if any(isinstance(notice, p.Steered) for notice in self._told):
+            self._steering.look()
 
     def _about(self, rules: Sequence[Rule]) -> tuple[Rule, ...]:
         return tuple(rule for rule in rules if rule.session_id in (None, self.lease.session_id))
@@ -138,12 +147,15 @@ class SessionRunner:
         try:
             await self._perform(self._machine.start())
             await self._handle(self._first)
+            if any(isinstance(notice, p.Steered) for notice in self._first):
+                self._steering.look()
             while not self._machine.is_over and not self._is_stopping:
                 await self._handle(await self._next())
             if not self._machine.is_over and not self._is_lost:
                 await self._finish_sends()
         finally:
             await self._errands.leave()
+            await self._steering.leave()
         if self._failure is not None:
             raise self._failure
 

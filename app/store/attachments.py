@@ -173,6 +173,24 @@ async def detach(connection: AsyncConnection, tenant: str, session_id: str) -> A
     return await _accepted(connection, tenant, session_id)
 
 
+async def wake(connection: AsyncConnection, tenant: str, session_id: str) -> Accepted | Refused:
+    """Wish that the session is looked at; one that ended by idleness is served again, as it was before."""
+    row = await lock(connection, tenant, session_id)
+    if row is None:
+        return Refused("session_not_found")
+    attachment = await _shown(connection, tenant, row)
+    if attachment.is_attached:
+        if attachment.detach_requested:
+            return Refused("detaching", attachment)
+        await _wish(connection, tenant, session_id)
+    elif attachment.end_reason == "idle":
+        await _wish(connection, tenant, session_id, **_REOPENED)
+    else:
+        is_over = attachment.end_reason in OVER_FOR_GOOD
+        return Refused("session_ended" if is_over else "not_attached", attachment)
+    return await _accepted(connection, tenant, session_id)
+
+
 async def get(connection: AsyncConnection, tenant: str, session_id: str) -> Attachment | None:
     row = (await connection.execute(_one(tenant, session_id))).one_or_none()
     return None if row is None else await _shown(connection, tenant, row)

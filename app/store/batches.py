@@ -18,6 +18,7 @@ from app.core.protocol import End, Progress, RefuseDecision, Snapshot
 from app.core.tools import Tool
 from app.store import audit, outbox
 from app.store import statements as st
+from app.store.attachments import OVER_FOR_GOOD
 from app.store.audit import Entry, Kind
 from app.store.leases import Lease
 from app.store.wakeups import notify, session_key
@@ -305,7 +306,7 @@ def _messages(batches: Sequence[Batch]) -> _Rows:
 
 
 def _attachments(batches: Sequence[Batch]) -> _Rows:
-    columns = _Columns()
+    columns, dropped = _Columns(), _Columns()
     for batch in {batch.lease: _merged(batch, batches) for batch in batches}.values():
         progress, end = batch.progress, batch.end
         if progress is None and end is None and batch.wish_seen is None:
@@ -321,7 +322,10 @@ def _attachments(batches: Sequence[Batch]) -> _Rows:
             terminal_event_id=end and end.event_id, is_over=end is not None, has_events=batch.has_events,
             has_progress=progress is not None, wish_seen=batch.wish_seen,
         )  # fmt: skip
-    return [(st.SAVE_ATTACHMENTS, columns)]
+        if end is not None and end.reason != "idle":
+            code = "session_ended" if end.reason in OVER_FOR_GOOD else "not_attached"
+            dropped.add(batch.lease, code=code, message=f"the session is served no more: {end.reason}")
+    return [(st.SAVE_ATTACHMENTS, columns), (st.DROP_SENDS, dropped)]
 
 
 def _merged(batch: Batch, batches: Sequence[Batch]) -> Batch:

@@ -36,7 +36,7 @@ ASKED: Final = (
 def facts(batch: Batch, asked: Collection[str]) -> Iterator[dict[str, Any]]:
     """What the batch may have to tell of the events in `asked`, in the order to tell it.
 
-    `mark` is what the statement compares: the gate's reason, a decision, a message, a flag.
+    `mark` is what the statement compares: the gate's reason, a decision, a message, a flag, why it ended.
     """
     if not asked:
         return
@@ -64,7 +64,7 @@ def _facts(batch: Batch) -> Iterator[_Fact]:
     if batch.end is not None:
         status = "detached" if batch.end.reason == "detached" else "ended"
         ended = {"session_id": session_id, "status": status, "end_reason": batch.end.reason}
-        yield "session.ended", ended, None, None
+        yield "session.ended", ended, None, batch.end.reason
 
 
 def _decided(session_id: str, call: Call) -> Iterator[_Fact]:

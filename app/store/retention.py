@@ -56,6 +56,7 @@ class Pruned:
     bodies: int = 0
     callbacks: int = 0
     tool_tests: int = 0
+    sends: int = 0
     is_complete: bool = False
 
     @property
@@ -90,6 +91,7 @@ async def prune(engine: AsyncEngine, *, sessions_days: int, deliveries_days: int
         not deliveries_days
         or (
             await _walk(engine, _tool_tests, _FIRST_DELIVERY, deliveries_days, pruned, end)
+            and await _walk(engine, _sends, _FIRST_DELIVERY, deliveries_days, pruned, end)
             and await _walk(engine, _deliveries, _FIRST_DELIVERY, deliveries_days, pruned, end)
         )
     ) and (not sessions_days or await _walk(engine, _sessions, _FIRST_SESSION, sessions_days, pruned, end))
@@ -170,19 +172,26 @@ async def _deliveries(connection: AsyncConnection, days: int, cursor: _Cursor) -
     return _Step(removed, (row.last + timedelta(microseconds=1) if is_stuck else row.last,))
 
 
-_TOOL_TESTS: Final = text(
-    """
-    delete from tool_tests where ctid = any(array(
-        select t.ctid from tool_tests t where t.requested_at < now() - make_interval(days => :days)
-        order by t.requested_at limit :rows
-    ))
-    """
-)
+def _by_age(table: str, age: str) -> Callable[[AsyncConnection, int, _Cursor], Awaitable[_Step]]:
+    """Steps that remove all rows of a table whose time `age` is past."""
+    statement = text(
+        f"""
+        delete from {table} where ctid = any(array(
+            select t.ctid from {table} t where t.{age} < now() - make_interval(days => :days)
+            order by t.{age} limit :rows
+        ))
+        """
+    )
+
+    async def step(connection: AsyncConnection, days: int, cursor: _Cursor) -> _Step:
+        removed = (await connection.execute(statement, {"days": days, "rows": ROWS_MAX})).rowcount
+        return _Step({table: removed}, cursor if removed == ROWS_MAX else None)
+
+    return step
 
 
-async def _tool_tests(connection: AsyncConnection, days: int, cursor: _Cursor) -> _Step:
-    removed = (await connection.execute(_TOOL_TESTS, {"days": days, "rows": ROWS_MAX})).rowcount
-    return _Step({"tool_tests": removed}, cursor if removed == ROWS_MAX else None)
+_tool_tests = _by_age("tool_tests", "requested_at")
+_sends = _by_age("sends", "created_at")
 
 
 _FIRST_SESSION: Final = (_LONG_AGO, "", "")

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core import protocol
 from app.core.calls import END_STATES, Call, Decision, Gate, Result
 from app.core.notifications import call_data
-from app.store import attachments, outbox, tables
+from app.store import attachments, outbox, sends, tables
 from app.store.batches import AttemptEnd, storable
 from app.store.leases import Lease
 from app.store.secrets import Secrets, UnreadableSecretError
@@ -52,6 +52,7 @@ class Start:
     is_detach_requested: bool
     wanted: tuple[str, ...]
     again: tuple[str, ...]
+    is_steered: bool
     decided: tuple[tuple[str, Decision], ...]
 
 
@@ -123,6 +124,7 @@ async def load(connection: AsyncConnection, secrets: Secrets, lease: Lease) -> S
         is_detach_requested=row.detach_requested,
         wanted=tuple(row.wanted),
         again=tuple(row.again),
+        is_steered=await sends.are_open(connection, lease),
         decided=tuple(await decided(connection, lease)),
     )
 

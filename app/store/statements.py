@@ -81,6 +81,8 @@ TELL: Final = Bulk.of(
         when 'call.unowned' then c.state is distinct from 'unowned'
             and not (w.mark = 'builtin' and coalesce(a.environment = 'cloud', false))
         when 'session.stuck' then not (w.mark = any(a.flags))
+        when 'session.ended' then not (w.mark = 'idle' and exists (
+            select from sends s where {_SAME_SESSION.format("s")} and s.finished_at is null))
         when 'message.final' then not exists (
             select from messages m where {_SAME_SESSION.format("m")} and m.id = w.mark and m.state = 'final')
         else true
@@ -333,6 +335,13 @@ def _list(name: str) -> str:
     return f"coalesce(string_to_array(nullif(w.{name}, ''), '{SEPARATOR}'), '{{}}')"
 
 
+_IS_STEERED: Final = (
+    "(w.is_over and w.end_reason = 'idle' and exists (select from sends s"
+    " where s.tenant = a.tenant and s.session_id = a.session_id and s.finished_at is null))"
+)
+"""A client has asked for events to be sent just before the session ended by idleness: it goes on."""
+_IS_ENDING: Final = f"(w.is_over and not {_IS_STEERED})"
+
 SAVE_ATTACHMENTS: Final = Bulk.of(
     f"""
     update attachments a set
@@ -345,11 +354,12 @@ SAVE_ATTACHMENTS: Final = Bulk.of(
         missing = case when w.has_progress then {_list("missing")} else a.missing end,
         primary_thread_id = case when w.has_progress then w.primary_thread_id else a.primary_thread_id end,
         environment = case when w.has_progress then w.environment else a.environment end,
-        status = case when w.has_progress or w.is_over then w.status else a.status end,
-        end_reason = case when w.is_over then w.end_reason else a.end_reason end,
-        end_detail = case when w.is_over then w.end_detail else a.end_detail end,
-        terminal_event_id = case when w.is_over then w.terminal_event_id else a.terminal_event_id end,
-        replica_id = case when w.is_over then null else a.replica_id end,
+        status = case when {_IS_STEERED} then 'reconnecting' when w.has_progress or w.is_over then w.status
+            else a.status end,
+        end_reason = case when {_IS_ENDING} then w.end_reason else a.end_reason end,
+        end_detail = case when {_IS_ENDING} then w.end_detail else a.end_detail end,
+        terminal_event_id = case when {_IS_ENDING} then w.terminal_event_id else a.terminal_event_id end,
+        replica_id = case when {_IS_ENDING} then null else a.replica_id end,
         change = case
             when w.is_over or w.has_progress and (a.status, a.flags, a.missing, a.reconnects, a.idle_id)
                 is distinct from (w.status, {_list("flags")}, {_list("missing")}, w.reconnects, w.idle_id)
@@ -379,3 +389,15 @@ SAVE_ATTACHMENTS: Final = Bulk.of(
     has_progress="boolean",
     wish_seen="bigint",
 )
+
+DROP_SENDS: Final = Bulk.of(
+    f"""
+    update sends s set status = 'refused', code = w.code, message = w.message, events = '',
+        finished_at = now()
+    from {{rows}} where {_SAME_SESSION.format("s")} and s.status = 'waiting'
+    """,
+    **_SESSION,
+    code="text",
+    message="text",
+)
+"""A session is served no more: what waits for it is not sent. What is under way has its outcome to come."""

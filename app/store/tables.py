@@ -408,6 +408,28 @@ callbacks = Table(
     PrimaryKeyConstraint("tenant", "session_id", "call_id"),
 )
 
+sends = Table(
+    "sends",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("position", BigInteger, Identity(always=True), nullable=False, comment="order of the wishes"),
+    Column("events", Text, nullable=False, comment="JSON, comma-separated; empty once it is over"),
+    Column("status", Text, nullable=False, server_default=text("'waiting'")),
+    Column("term", BigInteger, comment="of the run that took it up"),
+    Column("sending_at", DateTime(timezone=True)),
+    Column("sent", Text, comment="JSON: the events as upstream took them"),
+    Column("code", Text, comment="why it was refused"),
+    Column("message", Text, comment="upstream's own"),
+    Column("waiting_on", ARRAY(Text), comment="calls that upstream wants answered first"),
+    _now("created_at"),
+    Column("finished_at", DateTime(timezone=True)),
+    PrimaryKeyConstraint("tenant", "session_id", "id"),
+    Index(None, "created_at"),
+    Index("ix_sends_open", "tenant", "session_id", "position", postgresql_where=text("finished_at is null")),
+)
+
 messages = Table(
     "messages",
     metadata,

@@ -30,6 +30,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/sessions/{session_id}/confirm"): {"tool_use_id": "{call_id}", "result": "allow"},
     ("POST", "/sessions/{session_id}/calls/{call_id}/result"): {"content": "mine"},
     ("PATCH", "/sessions/{session_id}"): {"concurrency": 2},
+    ("POST", "/sessions/{session_id}/events"): {"events": [{"type": "user.interrupt"}]},
 }
 QUERIES = ("", "?session=sesn_theirs", "?session=sesn_theirs&call=call_theirs", "?with_ended=true")
 PER_REQUEST = re.compile(r'"(request_id|created_at|updated_at|signing_secret|id)":"[^"]*"')
@@ -49,6 +50,7 @@ class Names:
     rule_id: str
     key_id: str
     test_id: str
+    send_id: str
 
     def fill(self, text: str) -> str:
         for name in re.findall("{(.*?)}", text):
@@ -64,6 +66,7 @@ class Names:
 UNKNOWN = Names(
     "sesn_none", "call_none", "msg_none", "tool_none", "sub_none", "cred_none",
     "rul_" + "0" * 24, "key_" + "0" * 24, "test_" + "0" * 24,
+    "send_" + "0" * 24,
 )  # fmt: skip
 
 
@@ -78,7 +81,7 @@ async def theirs(service: Service) -> Names:
         assert 201 == (await http.put(path, json=body)).status_code
     rule = (await http.post("/rules", json={"effect": "deny", "note": SECRET_WORDS})).json()
     key = (await http.post("/keys", json={"name": SECRET_WORDS, "scopes": ["read"]})).json()
-    test_id = "test_" + "a" * 24
+    test_id, send_id = "test_" + "a" * 24, "send_" + "a" * 24
     async with service.engine.begin() as connection:
         await add_attachment(connection, session_id="sesn_theirs")
         said = json.dumps({"a": SECRET_WORDS})
@@ -87,9 +90,11 @@ async def theirs(service: Service) -> Names:
         await add_message(connection, "msg_theirs", [SECRET_WORDS], session_id="sesn_theirs", seq=1)
         test = {"id": test_id, "tool": "their_tool", "input": "{}", "lost_at": datetime.now(UTC)}
         await connection.execute(tables.tool_tests.insert().values(tenant="default", **test))
+        send = {"session_id": "sesn_theirs", "id": send_id, "events": json.dumps(SECRET_WORDS)}
+        await connection.execute(tables.sends.insert().values(tenant="default", **send))
     return Names(
         "sesn_theirs", "call_theirs", "msg_theirs", "their_tool", "their_sub", "their_cred",
-        rule["id"], key["id"], test_id,
+        rule["id"], key["id"], test_id, send_id,
     )  # fmt: skip
 
 
