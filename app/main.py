@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.api import (
+    attach_rules,
     audit,
     callbacks,
     calls,
@@ -17,6 +18,7 @@ from app.api import (
     deliveries,
     events,
     health,
+    hooks,
     keys,
     messages,
     operations,
@@ -115,12 +117,14 @@ def create_app(bridge: Bridge) -> FastAPI:
     app.state.bridge = bridge
     app.state.feeds = events.Feeds(bridge.engine)
     app.state.looks = Looks()
+    app.state.hook_keys = hooks.HookKeys(bridge)
     app.state.figures = operations.DatabaseFigures(bridge.engine)
     app.add_middleware(Requests)
     add_handlers(app)
     for module in (
         tools, tool_tests, deliveries, sessions, sends, confirmations, calls, callbacks, redeliveries,
-        messages, events, keys, credentials, rules, subscriptions, audit, health, operations,
+        messages, events, keys, credentials, attach_rules, hooks, rules, subscriptions, audit, health,
+        operations,
     ):  # fmt: skip
         app.include_router(module.router)
     add_console(app)

@@ -89,7 +89,7 @@ async def replica(
 
         fleet = Fleet(
             replica_id, engine, secrets, wakeups, deliverer, client_for,
-            base_url=settings.base_url, budget_for=budget_for,
+            base_url=settings.base_url, budget_for=budget_for, sweep_s=settings.sessions_sweep_s,
         )  # fmt: skip
         notifier = Notifier(
             replica_id, engine, secrets, wakeups, Door(egress),

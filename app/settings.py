@@ -23,9 +23,13 @@ from pydantic import (
     ValidationError,
 )
 
+from app.core.signatures import key_of
+
 PREFIX: Final = "BASCULE_"
-UNPREFIXED: Final = frozenset({"anthropic_api_key"})
+UNPREFIXED: Final = frozenset({"anthropic_api_key", "anthropic_webhook_signing_key"})
 """Settings whose variable has no prefix, because other software names it so."""
+SWEEP_S_MIN: Final = 10
+SWEEP_S_MAX: Final = 86_400
 FOREIGN_PREFIXES: Final = ("BASCULE_TEST_",)
 """Variables of ours that are no settings of the service."""
 
@@ -79,6 +83,17 @@ def _secret_keys(value: SecretStr) -> SecretStr:
     return value
 
 
+def _signing_keys(value: SecretStr) -> SecretStr:
+    signing_keys(value)
+    return value
+
+
+def _sweep_s(value: int) -> int:
+    if value != 0 and not SWEEP_S_MIN <= value <= SWEEP_S_MAX:
+        raise ValueError(f"must be {SWEEP_S_MIN} to {SWEEP_S_MAX} seconds, or 0 for never")
+    return value
+
+
 def _admin_key(value: SecretStr) -> SecretStr:
     text = value.get_secret_value()
     if len(text) < ADMIN_KEY_CHARS_MIN or not (text.isascii() and text.isprintable()) or " " in text:
@@ -111,6 +126,8 @@ class Settings(BaseModel):
     upstream_url: HttpUrl = "https://api.anthropic.com"
     upstream_requests_per_min: Annotated[int, AfterValidator(_requests_per_min)] | None = None
     anthropic_api_key: SecretStr | None = None
+    anthropic_webhook_signing_key: Annotated[SecretStr, AfterValidator(_signing_keys)] | None = None
+    sessions_sweep_s: Annotated[int, AfterValidator(_sweep_s)] = 300
     secret_key: Annotated[SecretStr, AfterValidator(_secret_keys)] | None = None
     admin_key: Annotated[SecretStr, AfterValidator(_admin_key)] | None = None
     webhook_allow: Annotated[tuple[Network, ...], BeforeValidator(_networks)] = ()
@@ -184,6 +201,15 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
         for name in environ
         if name.startswith(PREFIX) and name not in known and not name.startswith(FOREIGN_PREFIXES)
     )
+
+
+def signing_keys(value: SecretStr) -> tuple[bytes, ...]:
+    """Return the keys in `anthropic_webhook_signing_key`.
+
+    Raises:
+        ValueError: one of them is not `whsec_` and base64.
+    """
+    return tuple(key_of(part.strip()) for part in value.get_secret_value().split(","))
 
 
 def secret_keys(value: SecretStr) -> tuple[bytes, ...]:

@@ -6,15 +6,16 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from app.api.access import Authenticated, Caller, GuardedRoute, requires
 from app.api.bridge import Bridge, Given
 from app.api.keys import OtherTenant, tenant_of
 from app.api.lists import NAME, ListOf
 from app.api.problems import Problem, documented, not_found
+from app.core.signatures import key_of
 from app.settings import HttpUrl
-from app.store import audit, credentials
+from app.store import audit, credentials, sightings
 from app.store.audit import Entry, Kind
 from app.store.credentials import CREDENTIALS_MAX, DEFAULT, CredentialView, TooManyCredentialsError
 from app.store.keys import DEFAULT_TENANT
@@ -22,6 +23,11 @@ from app.store.keys import DEFAULT_TENANT
 router = APIRouter(tags=["credentials"], route_class=GuardedRoute)
 
 CredentialName = Annotated[str, Path(pattern=NAME, description="As the attach body names it.")]
+
+
+def _signing_key(value: str) -> str:
+    key_of(value)
+    return value
 
 
 class CredentialBody(BaseModel):
@@ -32,6 +38,12 @@ class CredentialBody(BaseModel):
     type: Literal["api_key", "bearer"] = Field(description="Sent as `x-api-key`, or as a bearer token.")
     secret: str = Field(
         min_length=1, max_length=4096, pattern=r"^[\x21-\x7e]+$", description="Never shown again."
+    )
+    webhook_signing_key: Annotated[str, AfterValidator(_signing_key)] | None = Field(
+        None,
+        max_length=512,
+        description="`whsec_…`: signs the webhooks of this workspace's endpoint that leads to"
+        " `/hooks/anthropic`. Never shown again; null takes none.",
     )
     upstream_url: HttpUrl | None = Field(
         None,
@@ -46,6 +58,7 @@ class CredentialObject(BaseModel):
     name: str
     type: Literal["api_key", "bearer"]
     upstream_url: str | None
+    takes_webhooks: bool = Field(description="Whether a key is known that signs its workspace's webhooks.")
     source: Literal["stored", "environment"] = Field(
         description="`environment`: ANTHROPIC_API_KEY, which is `default` of tenant `default`."
     )
@@ -88,9 +101,15 @@ async def put_credential(
                 "too_many_credentials",
                 f"The tenant has {CREDENTIALS_MAX} credentials; delete one first.",
             ) from error
+        key = body.webhook_signing_key
+        await sightings.put_key(
+            connection, bridge.secrets, of, credential, None if key is None else key_of(key)
+        )
         await audit.append(connection, [_entry("credential.stored", caller, of, credential)])
     return Response(
-        _object(stored).model_dump_json(), status_code=201 if is_new else 200, media_type="application/json"
+        _object(stored, takes_webhooks=key is not None).model_dump_json(),
+        status_code=201 if is_new else 200,
+        media_type="application/json",
     )
 
 
@@ -106,9 +125,10 @@ async def list_credentials(
     of = tenant_of(caller, tenant)
     async with bridge.engine.connect() as connection:
         found = await credentials.every(connection, of)
-    shown = [_object(one) for one in found]
+        hooked = await sightings.has_keys(connection, of)
+    shown = [_object(one, takes_webhooks=one.name in hooked) for one in found]
     if _is_environments(bridge, of, DEFAULT):
-        shown = [_environments(), *(one for one in shown if one.name != DEFAULT)]
+        shown = [_environments(bridge), *(one for one in shown if one.name != DEFAULT)]
     return ListOf(data=shown, next_cursor=None)
 
 
@@ -123,12 +143,13 @@ async def get_credential(
 ) -> CredentialObject:
     of = tenant_of(caller, tenant)
     if _is_environments(bridge, of, credential):
-        return _environments()
+        return _environments(bridge)
     async with bridge.engine.connect() as connection:
         found = await credentials.get(connection, of, credential)
+        hooked = await sightings.has_keys(connection, of)
     if found is None:
         raise not_found("credential_not_found")
-    return _object(found)
+    return _object(found, takes_webhooks=credential in hooked)
 
 
 @router.delete(
@@ -146,6 +167,7 @@ async def delete_credential(
     async with bridge.engine.begin() as connection:
         if not await credentials.remove(connection, of, credential):
             raise not_found("credential_not_found")
+        await sightings.put_key(connection, bridge.secrets, of, credential, None)
         await audit.append(connection, [_entry("credential.deleted", caller, of, credential)])
     return Response(status_code=204)
 
@@ -167,19 +189,21 @@ def _entry(kind: Kind, caller: Caller, tenant: str, name: str) -> Entry:
     return Entry(tenant, kind, caller.id, "api", subject=name)
 
 
-def _environments() -> CredentialObject:
+def _environments(bridge: Bridge) -> CredentialObject:
     return CredentialObject(
         name=DEFAULT,
         type="api_key",
         upstream_url=None,
+        takes_webhooks=bridge.settings.anthropic_webhook_signing_key is not None,
         source="environment",
         created_at=None,
         updated_at=None,
     )
 
 
-def _object(found: CredentialView) -> CredentialObject:
+def _object(found: CredentialView, *, takes_webhooks: bool) -> CredentialObject:
     return CredentialObject(
         name=found.name, type=found.type, upstream_url=found.upstream_url, source="stored",
+        takes_webhooks=takes_webhooks,
         created_at=found.created_at, updated_at=found.updated_at,
     )  # fmt: skip

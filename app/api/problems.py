@@ -26,6 +26,7 @@ RETRY_AFTER_S: Final = 2
 CODES: Final[Mapping[str, tuple[int, str]]] = {
     "invalid_json": (400, "The body is not JSON"),
     "unauthenticated": (401, "A valid key is required"),
+    "unverified_webhook": (401, "The webhook's signature is not good"),
     "forbidden": (403, "The key may not do this"),
     "not_an_approver": (403, "The key may not decide on this tool's calls"),
     "not_found": (404, "There is no such address"),
@@ -39,6 +40,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "subscription_not_found": (404, "There is no such subscription"),
     "credential_not_found": (404, "There is no such credential"),
     "rule_not_found": (404, "There is no such rule"),
+    "attach_rule_not_found": (404, "There is no such attach rule"),
     "method_not_allowed": (405, "The address does not take this method"),
     "settings_differ": (409, "The session is attached with other settings"),
     "detaching": (409, "The session is being detached"),
@@ -65,6 +67,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "credential_from_environment": (409, "The credential is the environment's"),
     "too_many_credentials": (409, "The tenant has too many credentials"),
     "too_many_rules": (409, "The tenant has too many rules"),
+    "too_many_attach_rules": (409, "The tenant has too many attach rules"),
     "too_many_tests": (409, "The tenant has too many tests under way"),
     "too_many_secrets": (409, "The tool has too many signing secrets"),
     "secrets_unreadable": (409, "The tool's secrets cannot be read"),
@@ -91,6 +94,7 @@ _PATH_CODES: Final = {
     "subscription": "subscription_not_found",
     "rule_id": "rule_not_found",
     "credential": "credential_not_found",
+    "attach_rule": "attach_rule_not_found",
 }
 """What is missing when a path parameter has a form that no id has."""
 
@@ -103,6 +107,7 @@ _UNLIKE: Final = {
     "test_id": "This cannot be the id of a test: one is test_ and 24 hexadecimal digits.",
     "send_id": "This cannot be the id of a send: one is send_ and 24 hexadecimal digits.",
     "rule_id": "This cannot be the id of a rule: one is rul_ and 24 hexadecimal digits.",
+    "attach_rule": "This cannot be an attach rule's name: one is 1 to 64 letters, digits, dots, _ or -.",
     "credential": "This cannot be a credential's name: one is 1 to 64 letters, digits, dots, _ or -.",
     "subscription": "This cannot be a subscription's name: one is 1 to 64 letters, digits, dots, _ or -.",
 }
@@ -115,6 +120,7 @@ NOT_FOUND_DETAILS: Final = {
     "key_not_found": "The tenant has no key of that id; GET /keys lists those it has.",
     "subscription_not_found": "No subscription has that name; PUT /subscriptions/{name} makes one.",
     "credential_not_found": "No credential has that name; PUT /credentials/{name} stores one.",
+    "attach_rule_not_found": "No attach rule has that name; PUT /attach-rules/{name} makes one.",
     "rule_not_found": "The tenant has no rule of that id; GET /rules lists those it has.",
     "test_not_found": "The tool has no test of that id; POST /tools/{name}/test makes one.",
     "send_not_found": "The session has no send of that id; POST /sessions/{id}/events makes one.",

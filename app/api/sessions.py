@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Body, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.api.access import Authenticated, requires
 from app.api.bridge import Given
@@ -165,11 +166,7 @@ async def attach_session(
     body = body or AttachBody()
     wanted = Settings(**body.model_dump(exclude={"extra_headers", "tools"}), tools=_tuple(body.tools))
     async with bridge.engine.begin() as connection:
-        is_known = wanted.credential == DEFAULT or (
-            await credentials.get(connection, caller.tenant, wanted.credential) is not None
-        )
-        if not is_known:
-            raise invalid("credential", "must be one that PUT /credentials/{name} stored; GET lists them")
+        await check_credential(connection, caller.tenant, wanted.credential)
         done = await attachments.attach(
             connection, bridge.secrets, caller.tenant, session_id, wanted, body.extra_headers
         )
@@ -246,24 +243,36 @@ async def get_session(session_id: SessionId, bridge: Given, caller: Authenticate
     return view(found)
 
 
+async def check_credential(
+    connection: AsyncConnection, tenant: str, name: str, *, field: str = "credential"
+) -> None:
+    """Refuse the name of a credential that the tenant does not have."""
+    if name != DEFAULT and await credentials.get(connection, tenant, name) is None:
+        raise invalid(field, "must be one that PUT /credentials/{name} stored; GET lists them")
+
+
+def settings_view(settings: Settings) -> SessionSettings:
+    """Return settings as the api shows them."""
+    return SessionSettings.model_construct(
+        max_idle_s=settings.max_idle_s,
+        max_reconnects=settings.max_reconnects,
+        tools=None if settings.tools is None else list(settings.tools),
+        concurrency=settings.concurrency,
+        credential=settings.credential,
+        environment=settings.environment,
+        labels=settings.labels,
+    )
+
+
 def view(attachment: Attachment) -> SessionView:
     """Return the object that the api shows for an attachment."""
-    settings = attachment.settings
     is_detaching = attachment.detach_requested and attachment.is_attached
     return SessionView(
         session_id=attachment.session_id,
         status="detaching" if is_detaching else attachment.status,
         end_reason=attachment.end_reason,
         end_detail=attachment.end_detail,
-        settings=SessionSettings.model_construct(
-            max_idle_s=settings.max_idle_s,
-            max_reconnects=settings.max_reconnects,
-            tools=None if settings.tools is None else list(settings.tools),
-            concurrency=settings.concurrency,
-            credential=settings.credential,
-            environment=settings.environment,
-            labels=settings.labels,
-        ),
+        settings=settings_view(attachment.settings),
         cursor=None if attachment.cursor_at is None else datetime.fromtimestamp(attachment.cursor_at, UTC),
         last_event_at=attachment.last_event_at,
         last_event_age_s=attachment.last_event_age_s,

@@ -23,6 +23,7 @@ from app.core.tools import Tool
 from app.logs import logger
 from app.runner.budget import UNLIMITED, Budget, Unlimited
 from app.runner.callbacks import Callbacks
+from app.runner.lookout import Lookout
 from app.runner.runner import DefectError, SessionRunner
 from app.runner.tasks import Parts
 from app.runner.tool_tests import ToolTests
@@ -122,7 +123,8 @@ class Fleet:
 
     `client_for` makes the upstream client of an attachment from its tenant, credential name, extra headers,
     and that credential if it is stored; it returns None when there is none. Tools reach the service at
-    `base_url`. `budget_for` gives the budget of a tenant's credential that goes to a URL.
+    `base_url`. `budget_for` gives the budget of a tenant's credential that goes to a URL. The lists of
+    sessions are swept every `sweep_s` seconds, 0 for never.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Fleet:
         *,
         base_url: str = "http://127.0.0.1:8080",
         budget_for: Callable[[str, str, str], Budget | Unlimited] = lambda *_: UNLIMITED,
+        sweep_s: float = 0.0,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.replica_id = replica_id
@@ -148,6 +151,7 @@ class Fleet:
         callbacks = Callbacks(base_url, secrets)
         self._parts = Parts(replica_id, engine, self._writer, deliverer, callbacks, self.trusted_for_s, draw)
         self._tests = ToolTests(replica_id, engine, secrets, deliverer)
+        self._lookout = Lookout(engine, secrets, client_for, budget_for, sweep_s=sweep_s)
         self._runs: dict[tuple[str, str], _Run] = {}
         self._registries: dict[str, _Registry] = {}
         self._defects = _Defects()
@@ -180,6 +184,7 @@ class Fleet:
                 tasks[1].cancel()
                 await asyncio.gather(tasks[1], return_exceptions=True)
                 await self._tests.stop()
+                await self._lookout.stop()
                 await self._stop_runs()
                 tasks[0].cancel()
                 await asyncio.gather(tasks[0], return_exceptions=True)
@@ -258,6 +263,7 @@ class Fleet:
                     log.exception("wish_not_brought", session_id=wish.session_id)
         await self._refresh_registries()
         await self._tests.take()
+        await self._lookout.take()
 
     async def _claim(self) -> int:
         """Take over what nobody runs: a fair share at once, and a poll later what nobody else has taken.

@@ -6,6 +6,7 @@ taken in the order attachment, call, decision.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,9 @@ from app.store.wakeups import notify, session_key, wish_key
 NOT_ATTACHED: Final = frozenset({"ended", "detached"})
 OVER_FOR_GOOD: Final = frozenset({"terminated", "deleted"})
 """End reasons after which upstream has nothing left to attach to."""
+
+SESSION_ID: Final = re.compile("[A-Za-z0-9_-]{1,128}")
+"""What the id of a session looks like."""
 
 _HEADERS: Final = "attachments.extra_headers"
 _attachments = tables.attachments

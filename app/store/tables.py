@@ -208,6 +208,7 @@ attachments = Table(
     Column("missing", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("primary_thread_id", Text),
     Column("environment", Text),
+    Column("upstream_updated_at", Text, comment="the session's, when the list last woke it"),
     Column("message_seq", BigInteger, nullable=False, server_default=text("0")),
     _change(),
     Column("last_event_at", DateTime(timezone=True)),
@@ -406,6 +407,60 @@ callbacks = Table(
     Column("content_type", Text, nullable=False),
     _now("received_at"),
     PrimaryKeyConstraint("tenant", "session_id", "call_id"),
+)
+
+attach_rules = Table(
+    "attach_rules",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("agent_id", Text, comment="null: any"),
+    Column("environment_id", Text, comment="null: any"),
+    Column("settings", Text, nullable=False, comment="JSON, of the attachments that it makes"),
+    Column("enabled", Boolean, nullable=False),
+    _now("created_at"),
+    _now("updated_at"),
+    PrimaryKeyConstraint("tenant", "name"),
+)
+
+hook_keys = Table(
+    "hook_keys",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("credential", Text, nullable=False),
+    _encrypted("key", "encrypted: signs webhooks about the workspace of the credential"),
+    PrimaryKeyConstraint("tenant", "credential"),
+)
+
+hooks = Table(
+    "hooks",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("id", Text, nullable=False, comment="webhook-id of one that was taken"),
+    _now("received_at"),
+    PrimaryKeyConstraint("tenant", "id"),
+    Index(None, "received_at"),
+)
+
+sightings = Table(
+    "sightings",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("credential", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("tries", Integer, nullable=False, server_default=text("0")),
+    Column("next_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("tenant", "credential", "session_id"),
+    Index(None, "next_at"),
+)
+
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("credential", Text, nullable=False),
+    Column("next_at", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("tenant", "credential"),
 )
 
 sends = Table(

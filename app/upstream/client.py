@@ -13,6 +13,7 @@ import aiohttp
 
 from app.core.events import AnyEvent, Malformed, parse, seconds
 from app.core.protocol import Failure, SessionFacts
+from app.core.sightings import Sighted
 from app.upstream.exchange import Answer, Exchange, Query, segment
 from app.upstream.failures import Failures, UpstreamError
 from app.upstream.headers import Credential, request_headers
@@ -33,6 +34,9 @@ REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer reply to a send is not read to its end."""
 OBJECT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longer session and environment objects count as unreadable."""
+SESSIONS_LIMIT: Final = 100
+SESSION_PAGES_MAX: Final = 20
+"""The list is walked so far; older sessions that move tell of it by webhook, or by their clients."""
 REDACTED_CHARS_MIN: Final = 8
 """Shorter values of pass-through headers are no secrets, and striking them out would garble messages."""
 
@@ -109,6 +113,36 @@ class UpstreamClient:
             environment=await self._environment(session.get("environment_id")),
             created_at=seconds(created_at) if isinstance(created_at, str) else None,
         )
+
+    async def sighted(self, session_id: str) -> Sighted:
+        """What the session object says: who it is, and how it stands.
+
+        Raises:
+            UpstreamError: it could not be read, or is no session.
+        """
+        found = _sighted(await self._get_object(f"/v1/sessions/{segment(session_id)}"))
+        if found is None:
+            raise UpstreamError(self._failures.of_reply(200, "the answer is not a session"))
+        return found
+
+    async def sessions(self) -> AsyncGenerator[list[Sighted], None]:
+        """List the sessions that are not archived, newest first, at most `SESSION_PAGES_MAX` pages.
+
+        Raises:
+            UpstreamError: a page could not be read.
+        """
+        cursor: str | None = None
+        for _ in range(SESSION_PAGES_MAX):
+            answer = await self._get_page("/v1/sessions", [("order", "desc")], cursor, SESSIONS_LIMIT)
+            try:
+                page = read_page(self._body_of(answer))
+            except UnreadablePageError as error:
+                raise UpstreamError(self._failures.of_reply(answer.status, str(error))) from None
+            found = (_sighted(_object(entry)) for entry in page.entries)
+            yield [one for one in found if one is not None]
+            if page.next_page is None or page.next_page == cursor:
+                return
+            cursor = page.next_page
 
     async def pages(
         self, session_id: str, since: float | None, types: Sequence[str] = ()
@@ -256,3 +290,31 @@ class UpstreamClient:
 
 def _paging_loop(message: str) -> UpstreamError:
     return UpstreamError(Failure("refused", message=message, is_paging_loop=True))
+
+
+def _object(entry: bytes) -> object:
+    try:
+        return json.loads(entry.decode("utf-8", "replace"))
+    except (RecursionError, ValueError):
+        return None
+
+
+def _sighted(value: object) -> Sighted | None:
+    """Read a session object; None if it is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("id"), str):
+        return None
+    agent = value.get("agent")
+    updated_at = _text(value.get("updated_at"))
+    return Sighted(
+        session_id=value["id"],
+        status=_text(value.get("status")) or "",
+        agent_id=_text(agent.get("id")) if isinstance(agent, dict) else None,
+        environment_id=_text(value.get("environment_id")),
+        is_archived=value.get("archived_at") is not None,
+        updated_at=updated_at,
+        updated_s=None if updated_at is None else seconds(updated_at),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import hmac
 import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 from app.core.calls import Call, digest
 from app.core.headers import is_refused_webhook, is_well_formed
+from app.core.signatures import signature
 from app.core.tools import Tool
 
 CONTENT_TYPE: Final = "application/json"
@@ -72,10 +71,7 @@ def sign(secrets: Sequence[bytes], webhook_id: str, timestamp_s: int, body: byte
     """
     if not secrets:
         raise ValueError("a delivery needs at least one signing secret")
-    signed = f"{webhook_id}.{timestamp_s}.".encode() + body
-    return " ".join(
-        "v1," + base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets
-    )
+    return " ".join(signature(secret, webhook_id, timestamp_s, body) for secret in secrets)
 
 
 def headers(

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.anyio
 PUBLIC = {"/metrics", "/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect"}
 CALLBACK = "/sessions/{session_id}/calls/{call_id}/result"
 """It takes the token of its call in place of a key."""
+HOOK = "/hooks/anthropic"
+"""It takes a signature in place of a key."""
 NAMES = {
     "session_id": "sesn_a",
     "name": "tool_a",
@@ -24,6 +26,11 @@ NAMES = {
     "event_id": "m_a",
     "key_id": "key_" + "a" * 24,
     "subscription": "subscription_a",
+    "attach_rule": "rule_a",
+    "credential": "credential_a",
+    "rule_id": "rul_" + "a" * 24,
+    "test_id": "test_" + "a" * 24,
+    "send_id": "send_" + "a" * 24,
 }
 BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/tools/{name}"): {"url": "https://a.example"},
@@ -39,7 +46,7 @@ def routes(service: Service) -> list[tuple[str, str, str]]:
     found = []
     for path, methods in service.app.openapi()["paths"].items():
         for method, operation in methods.items():
-            if path not in PUBLIC | {CALLBACK}:
+            if path not in PUBLIC | {CALLBACK, HOOK}:
                 found.append((method.upper(), path, operation["security"][0][SCHEME][0]))
     return found
 

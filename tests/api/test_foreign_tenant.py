@@ -26,6 +26,7 @@ SECRET_WORDS = "the words of another tenant"
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PUT", "/tools/{name}"): {"url": HOOK},
     ("PUT", "/subscriptions/{subscription}"): {"url": HOOK, "events": ["session.ended"]},
+    ("PUT", "/attach-rules/{attach_rule}"): {"agent_id": "agent_mine"},
     ("PUT", "/credentials/{credential}"): {"type": "api_key", "secret": "sk-mine"},
     ("POST", "/sessions/{session_id}/confirm"): {"tool_use_id": "{call_id}", "result": "allow"},
     ("POST", "/sessions/{session_id}/calls/{call_id}/result"): {"content": "mine"},
@@ -51,6 +52,7 @@ class Names:
     key_id: str
     test_id: str
     send_id: str
+    attach_rule: str
 
     def fill(self, text: str) -> str:
         for name in re.findall("{(.*?)}", text):
@@ -66,7 +68,7 @@ class Names:
 UNKNOWN = Names(
     "sesn_none", "call_none", "msg_none", "tool_none", "sub_none", "cred_none",
     "rul_" + "0" * 24, "key_" + "0" * 24, "test_" + "0" * 24,
-    "send_" + "0" * 24,
+    "send_" + "0" * 24, "auto_none",
 )  # fmt: skip
 
 
@@ -76,6 +78,7 @@ async def theirs(service: Service) -> Names:
     for path, body in (
         ("/tools/their_tool", {"url": HOOK, "description": SECRET_WORDS}),
         ("/subscriptions/their_sub", {"url": HOOK, "events": ["session.ended"]}),
+        ("/attach-rules/their_auto", {"agent_id": "agent_theirs"}),
         ("/credentials/their_cred", {"type": "api_key", "secret": "sk-theirs"}),
     ):
         assert 201 == (await http.put(path, json=body)).status_code
@@ -94,7 +97,7 @@ async def theirs(service: Service) -> Names:
         await connection.execute(tables.sends.insert().values(tenant="default", **send))
     return Names(
         "sesn_theirs", "call_theirs", "msg_theirs", "their_tool", "their_sub", "their_cred",
-        rule["id"], key["id"], test_id, send_id,
+        rule["id"], key["id"], test_id, send_id, "their_auto",
     )  # fmt: skip
 
 

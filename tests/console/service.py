@@ -59,7 +59,12 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def serving(
-    engine: AsyncEngine, url: str, *, upstream_url: str | None = None, public_url: str | None = None
+    engine: AsyncEngine,
+    url: str,
+    *,
+    upstream_url: str | None = None,
+    public_url: str | None = None,
+    sweep_s: float = 0.0,
 ) -> AsyncIterator[Site]:
     """Serve; with `upstream_url` a fleet runs, otherwise only pages and API do."""
     settings = Settings(
@@ -68,7 +73,7 @@ async def serving(
         upstream_url=upstream_url or "http://127.0.0.1:9",
         public_url=public_url,
         port=0,
-    )
+    ).model_copy(update={"sessions_sweep_s": sweep_s})
     wakeups = Wakeups(url, engine)
     egress = Egress([ipaddress.ip_network("127.0.0.0/8")])
     bridge = Bridge(settings, engine, SECRETS, wakeups, lambda _: None)

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import LargeBinary, insert, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.store import attachments, credentials, reencryption, subscriptions, tables, tools
+from app.store import attachments, credentials, reencryption, sightings, subscriptions, tables, tools
 from app.store.reencryption import Protected, Rewritten, protected, reencrypt
 from app.store.secrets import Secrets
 from app.store.tools import load_registry
@@ -94,6 +94,7 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
     async with engine.begin() as connection:
         given: dict[str, Any] = {"kind": "api_key", "secret": "sk-team", "upstream_url": None}
         await credentials.put(connection, Secrets([OLD]), "default", "team", **given)
+        await sightings.put_key(connection, Secrets([OLD]), "default", "team", b"k" * 32)
     before = await registry(engine, Secrets([OLD]))
     done = counted(await reencrypt(engine, BOTH))
     assert {
@@ -101,6 +102,7 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
         "tools.headers": (count + 1, 0, 0),
         "attachments.extra_headers": (1, 0, 0),
         "credentials.secret": (1, 0, 0),
+        "hook_keys.key": (1, 0, 0),
         "subscriptions.secret": (1, 0, 0),
         "subscriptions.headers": (1, 0, 0),
     } == done
@@ -110,7 +112,8 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
     async with engine.connect() as connection:
         extra = await attachments.load_extra_headers(connection, new, "default", "sesn_1")
         team = await credentials.load(connection, new, "default", "team")
-    assert ({"x-extra": "1"}, "sk-team") == (extra, team and team.secret)
+        (hook,) = await sightings.keys(connection, new)
+    assert ({"x-extra": "1"}, "sk-team", b"k" * 32) == (extra, team and team.secret, hook.key)
     again = counted(await reencrypt(engine, BOTH))
     assert {column: (0, rewritten, 0) for column, (rewritten, _, _) in done.items()} == again
 
