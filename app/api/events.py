@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -23,13 +24,18 @@ from app.api.sessions import view
 from app.api.sharing import Shared
 from app.api.streams import Looked
 from app.core.rules import ASKING
-from app.store import feed
+from app.store import feed, observers
 from app.store.calls import CallView
 from app.store.feed import Change
 from app.store.messages import MessageView
 from app.store.wakeups import session_key
 
 router = APIRouter(tags=["messages"], route_class=GuardedRoute)
+
+WATCH_AGAIN_S: Final = 10.0
+"""How often a stream that follows upstream's events renews its wish for them."""
+BEHIND_S_MAX: Final = 45.0
+"""A reader who is further behind misses some, and is told so instead."""
 
 _DESCRIPTION: Final = (
     "Server-sent events, each with the object that GET shows: `status` (the attachment), `call`,"
@@ -38,6 +44,7 @@ _DESCRIPTION: Final = (
     " service closes the stream. Ids rise; `last-event-id` resumes after one on any replica, with each thing"
     " as it is by then. Previews have no id: those that are open are sent again on each connection, and"
     " earlier ones are to be forgotten. Without an id the stream begins now, with `after=0` at the beginning."
+    " With `include=upstream`: `observing` once upstream's events are passed on, and each as `upstream`."
 )
 
 
@@ -117,6 +124,43 @@ class _Follower:
         return Looked(frames, look_s(self.bridge, self.session_id))
 
 
+@dataclass(slots=True)
+class _Observer:
+    """One stream that upstream's events go to as well, as they came: from now on, once each."""
+
+    follower: _Follower
+    number: int | None = None
+    watch_at: float = 0.0
+    is_seen: bool = False
+
+    async def look(self) -> Looked:
+        clock = asyncio.get_running_loop().time
+        of = self.follower
+        if clock() >= self.watch_at:
+            async with of.bridge.engine.begin() as connection:
+                await observers.watch(connection, of.tenant, of.session_id)
+                if self.number is None:
+                    self.number = await observers.newest(connection, of.tenant, of.session_id)
+            self.watch_at = clock() + WATCH_AGAIN_S
+        async with of.bridge.engine.connect() as connection:
+            found = await observers.read(connection, of.tenant, of.session_id, self.number or 0)
+            was_seen, self.is_seen = (
+                self.is_seen,
+                self.is_seen or await observers.is_seen(connection, of.tenant, of.session_id),
+            )
+        if found and found[0].age_s > BEHIND_S_MAX:
+            raise streams.StreamOver(
+                "too_slow",
+                f"The reader is over {BEHIND_S_MAX:g} s behind upstream's events, which are not kept longer.",
+            )
+        frames = [] if was_seen or not self.is_seen else [streams.object_frame("observing", {})]
+        frames += [streams.frame("upstream", one.event.encode()) for one in found]
+        self.number = found[-1].number if found else self.number
+        looked = await of.look()
+        again_s = 0.0 if len(found) == observers.ROWS_MAX else min(looked.again_s, WATCH_AGAIN_S)
+        return Looked([*frames, *looked.frames], again_s)
+
+
 @router.get(
     "/sessions/{session_id}/events",
     response_class=Response,
@@ -136,6 +180,10 @@ async def follow_session(
     after: Annotated[
         int | None, Query(ge=0, le=POSITION_MAX, description="An event's id, where no header can be sent.")
     ] = None,
+    include: Annotated[
+        Literal["upstream"] | None,
+        Query(description="`upstream` adds its events as they come, as `upstream`: live only, once each."),
+    ] = None,
     last_event_id: Annotated[
         int | None,
         Header(ge=0, le=POSITION_MAX, description="The last id that was received; wins over after."),
@@ -152,7 +200,8 @@ async def follow_session(
         bridge, feeds, caller.tenant, session_id, newest if begin is None else min(begin, newest)
     )
     key = session_key(caller.tenant, session_id)
-    return streams.follow(request, key, follower.look)
+    look = _Observer(follower).look if include == "upstream" else follower.look
+    return streams.follow(request, key, look)
 
 
 def _frame(change: Change) -> bytes:

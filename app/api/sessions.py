@@ -116,6 +116,19 @@ class ChangeBody(BaseModel):
         return _labels(value)
 
 
+class OverdueView(BaseModel):
+    """A call that has not moved for longer than it should."""
+
+    call_id: str
+    tool: str
+    state: str
+    reason: str = Field(
+        description="`awaiting_decision` or `unowned` for an hour; `past_deadline` of its tool, or"
+        " `not_moving`, for five minutes."
+    )
+    since: datetime
+
+
 class SessionView(BaseModel):
     """An attachment: the wish that a session is served, and how it stands."""
 
@@ -132,6 +145,7 @@ class SessionView(BaseModel):
     last_event_age_s: float | None = Field(description="By the database's clock.")
     idle_deadline: datetime | None = Field(description="When it ends by idleness, unless something happens.")
     calls: dict[str, int] = Field(description="The number of its calls in each state.")
+    overdue: list[OverdueView] = Field(description="Its calls that should have moved on; at most 20.")
     flags: list[str] = Field(
         description="`history_degraded`, `posting_degraded`, `upstream_contradiction`; later versions may add"
         " others."
@@ -278,6 +292,7 @@ def view(attachment: Attachment) -> SessionView:
         last_event_age_s=attachment.last_event_age_s,
         idle_deadline=attachment.idle_deadline,
         calls=dict(attachment.calls),
+        overdue=[OverdueView.model_validate(one, from_attributes=True) for one in attachment.overdue],
         flags=list(attachment.flags),
         missing=list(attachment.missing),
         environment=attachment.environment,

@@ -75,6 +75,14 @@ def is_asked_for(request: Request) -> bool:
     return any(one.partition(";")[0].strip().lower() == MEDIA_TYPE for one in accepted)
 
 
+class StreamOver(Exception):
+    """A stream has to end, and says why by a code of its own."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(code)
+        self.code, self.detail = code, detail
+
+
 class EventStream(StreamingResponse):
     """A response that never waits for its reader without a limit."""
 
@@ -119,8 +127,8 @@ async def _frames(request: Request, bridge: Bridge, waits: _Waits, look: Look) -
         try:
             async for one in _found(request, bridge, waits, look):
                 yield one
-        except Problem as problem:
-            yield _end(problem.code, problem.detail)
+        except (Problem, StreamOver) as over:
+            yield _end(over.code, over.detail)
         except Exception as error:
             if not is_unavailable(error):
                 raise

@@ -25,6 +25,7 @@ from app.store.database import is_unavailable
 from app.store.leases import SEND_S
 from app.upstream.client import UpstreamClient
 from app.upstream.failures import UpstreamError
+from app.upstream.stream import Tap
 
 STREAM_BUFFER_MAX: Final = 10_000
 """How many events are buffered while history is read; then upstream is read no further."""
@@ -60,16 +61,22 @@ class Errands:
     """What a run does upstream; deliveries and what watches them are passed on.
 
     `orphans` are calls whose delivery an earlier run began; once history was read, they are watched until
-    it reported, or nobody is left who could.
+    it reported, or nobody is left who could. `tap` sees what the streams bring.
     """
 
     def __init__(
-        self, tasks: Tasks, client: UpstreamClient, deliveries: Deliveries, *, orphans: Iterable[str]
+        self,
+        tasks: Tasks,
+        client: UpstreamClient,
+        deliveries: Deliveries,
+        *,
+        orphans: Iterable[str],
+        tap: Tap | None = None,
     ) -> None:
         self.may_forward = asyncio.Event()
         self._tasks = tasks
         self._lease, self._inbox, self._budget = tasks.lease, tasks.inbox, tasks.parts.budget
-        self._client = client
+        self._client, self._tap = client, tap
         self._deliveries = deliveries
         self._orphans = set(orphans)
         self._is_connecting = False
@@ -182,7 +189,7 @@ class Errands:
             try:
                 async with (
                     self._budget.turn(Priority.RECONNECT),
-                    self._client.stream(self._lease.session_id, effect.previews) as stream,
+                    self._client.stream(self._lease.session_id, effect.previews, self._tap) as stream,
                 ):
                     self._is_connecting = True
                     await self._inbox.put(p.StreamOpened())

@@ -27,7 +27,7 @@ from app.runner.lookout import Lookout
 from app.runner.runner import DefectError, SessionRunner
 from app.runner.tasks import Parts
 from app.runner.tool_tests import ToolTests
-from app.store import credentials, decisions, leases, reminders, rules, runs, sends
+from app.store import credentials, decisions, leases, observers, reminders, rules, runs, sends
 from app.store.attachments import settings_of
 from app.store.batches import Batch
 from app.store.credentials import Stored
@@ -251,9 +251,14 @@ class Fleet:
         await self._remind()
         async with self._engine.begin() as connection:
             wishes = await runs.wishes(connection, self.replica_id)
+            watched = await observers.watched(connection, self.replica_id)
             held = await leases.held(connection, self.replica_id)
             await leases.forget_dead(connection, older_than_s=DEAD_REPLICA_S)
         await self._compare(held)
+        for key, left_s in watched.items():
+            run = self._runs.get(key)
+            if run is not None and run.runner is not None:
+                run.runner.watch(left_s)
         for wish in wishes:
             run = self._runs.get((wish.tenant, wish.session_id))
             if run is not None and run.runner is not None:

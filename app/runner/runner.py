@@ -23,6 +23,7 @@ from app.logs import logger
 from app.runner.deliveries import Deliveries
 from app.runner.errands import Errands
 from app.runner.lines import tell
+from app.runner.observers import Observers
 from app.runner.saving import Saving
 from app.runner.steering import Steering
 from app.runner.tasks import Parts, Tasks
@@ -77,7 +78,10 @@ class SessionRunner:
         self._tasks = Tasks(lease, parts, self._inbox, self._fail)
         self._deliveries = Deliveries(self._tasks)
         self._deliveries.tools = tools
-        self._errands = Errands(self._tasks, client, self._deliveries, orphans=orphans)
+        self._observers = Observers(self._tasks)
+        self._errands = Errands(
+            self._tasks, client, self._deliveries, orphans=orphans, tap=self._observers.take
+        )
         self._steering = Steering(self._tasks, client)
         self._failure: BaseException | None = None
         self._told: list[p.Notice] = []
@@ -119,6 +123,10 @@ class SessionRunner:
         self._deliveries.tools = tools
         self._wake()
 
+    def watch(self, left_s: float) -> None:
+        """Somebody follows upstream's events as they come, for so long."""
+        self._observers.watch(left_s)
+
     def _steer(self) -> None:
         if any(isinstance(notice, p.Steered) for notice in self._told):
             self._steering.look()
@@ -156,6 +164,7 @@ class SessionRunner:
         finally:
             await self._errands.leave()
             await self._steering.leave()
+            await self._observers.leave()
         if self._failure is not None:
             raise self._failure
 

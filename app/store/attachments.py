@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core import protocol
 from app.core.calls import END_STATES
 from app.store import tables
+from app.store.overdue import Overdue, overdue
 from app.store.secrets import Secrets, UnreadableSecretError
 from app.store.wakeups import notify, session_key, wish_key
 
@@ -80,6 +81,7 @@ class Attachment:
     created_at: datetime
     updated_at: datetime
     calls: Mapping[str, int]
+    overdue: tuple[Overdue, ...]
     change: int
 
     @property
@@ -237,8 +239,7 @@ async def page(
     if after is not None:
         query = query.where(place < after)
     rows = (await connection.execute(query)).all()
-    counts = await _calls_by_state(connection, tenant, [row.session_id for row in rows])
-    return [_attachment(row, counts.get(row.session_id, {})) for row in rows]
+    return await _attachments_of(connection, tenant, rows)
 
 
 async def lock(connection: AsyncConnection, tenant: str, session_id: str) -> Row[Any] | None:
@@ -318,8 +319,18 @@ def _one(tenant: str, session_id: str) -> Any:
 
 
 async def _shown(connection: AsyncConnection, tenant: str, row: Row[Any]) -> Attachment:
-    counts = await _calls_by_state(connection, tenant, [row.session_id])
-    return _attachment(row, counts.get(row.session_id, {}))
+    (attachment,) = await _attachments_of(connection, tenant, [row])
+    return attachment
+
+
+async def _attachments_of(
+    connection: AsyncConnection, tenant: str, rows: Sequence[Row[Any]]
+) -> list[Attachment]:
+    ids = [row.session_id for row in rows]
+    counts = await _calls_by_state(connection, tenant, ids)
+    is_any_open = any(state not in END_STATES for states in counts.values() for state in states)
+    late = await overdue(connection, tenant, ids) if is_any_open else {}
+    return [_attachment(row, counts.get(row.session_id, {}), late.get(row.session_id, ())) for row in rows]
 
 
 async def _calls_by_state(
@@ -341,7 +352,7 @@ async def _calls_by_state(
     return counts
 
 
-def _attachment(row: Row[Any], calls: Mapping[str, int]) -> Attachment:
+def _attachment(row: Row[Any], calls: Mapping[str, int], late: tuple[Overdue, ...]) -> Attachment:
     return Attachment(
         session_id=row.session_id,
         settings=settings_of(row.settings),
@@ -363,6 +374,7 @@ def _attachment(row: Row[Any], calls: Mapping[str, int]) -> Attachment:
         created_at=row.created_at,
         updated_at=row.updated_at,
         calls=calls,
+        overdue=late,
         change=row.change,
     )
 

@@ -463,6 +463,28 @@ sweeps = Table(
     PrimaryKeyConstraint("tenant", "credential"),
 )
 
+watches = Table(
+    "watches",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("until_at", DateTime(timezone=True), nullable=False),
+    Column("term", BigInteger, comment="of the run that saw it"),
+    PrimaryKeyConstraint("tenant", "session_id"),
+)
+
+upstream_events = Table(
+    "upstream_events",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("number", BigInteger, Identity(always=True), nullable=False),
+    Column("event", Text, nullable=False, comment="JSON as upstream sent it; kept for a minute"),
+    _now("at"),
+    PrimaryKeyConstraint("tenant", "session_id", "number"),
+    prefixes=["UNLOGGED"],
+)
+
 sends = Table(
     "sends",
     metadata,

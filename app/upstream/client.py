@@ -19,7 +19,7 @@ from app.upstream.failures import Failures, UpstreamError
 from app.upstream.headers import Credential, request_headers
 from app.upstream.pages import UnreadablePageError, read_page
 from app.upstream.sse import FRAME_BYTES_MAX, Decoder
-from app.upstream.stream import EventStream
+from app.upstream.stream import EventStream, Tap
 from app.upstream.transport import Timeouts
 
 PAGE_LIMIT: Final = 1000
@@ -215,10 +215,13 @@ class UpstreamClient:
         return answer.body if answer.complaint is None else None
 
     @asynccontextmanager
-    async def stream(self, session_id: str, previews: bool) -> AsyncIterator[EventStream]:
+    async def stream(
+        self, session_id: str, previews: bool, tap: Tap | None = None
+    ) -> AsyncIterator[EventStream]:
         """Open the session's event stream; it is established on entry and closed on exit.
 
         Only events after the opening come. `previews` asks for agent messages while they are written.
+        `tap` sees every event as it came.
 
         Raises:
             UpstreamError: on entry. The stream was refused or could not be opened.
@@ -228,7 +231,8 @@ class UpstreamClient:
             [("event_deltas[]", "agent.message")] if previews else [],
         )
         try:
-            yield EventStream(response, self._failures, self._timeouts, Decoder(self._frame_bytes_max))
+            decoder = Decoder(self._frame_bytes_max)
+            yield EventStream(response, self._failures, self._timeouts, decoder, tap)
         finally:
             response.close()
 

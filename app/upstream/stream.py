@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import aiohttp
@@ -16,6 +17,10 @@ from app.upstream.transport import Timeouts
 
 _PING: Final = "ping"
 _ERROR: Final = "error"
+
+
+Tap = Callable[[AnyEvent, bytes], None]
+"""Is shown every event with the bytes that it came as."""
 
 
 class EventStream:
@@ -39,6 +44,7 @@ class EventStream:
         failures: Failures,
         timeouts: Timeouts,
         decoder: Decoder,
+        tap: Tap | None = None,
     ) -> None:
         self.last_byte_at = asyncio.get_running_loop().time()
         self.is_pinging = False
@@ -46,6 +52,7 @@ class EventStream:
         self._failures = failures
         self._timeouts = timeouts
         self._decoder = decoder
+        self._tap = tap
         self._dropped = 0
         self._items: deque[AnyEvent | Malformed] = deque()
         self._failure: Failure | None = None
@@ -139,3 +146,5 @@ class EventStream:
             self._end(self._failures.of_frame(data))
         else:
             self._items.append(event)
+            if self._tap is not None:
+                self._tap(event, data)
