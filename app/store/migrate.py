@@ -22,12 +22,15 @@ def _config(connection: Connection | None = None) -> Config:
 
 
 async def migrate(engine: AsyncEngine) -> None:
-    """Run what is missing; several processes may call this at once."""
+    """Run what is missing; several processes may call this at once.
+
+    A schema that a later version has brought ahead is left alone: a replica of this one may start beside it.
+    """
     async with engine.connect() as connection:
         await connection.execute(text("select pg_advisory_lock(:lock)"), {"lock": _LOCK})
         await connection.commit()
         try:
-            await connection.run_sync(lambda sync: command.upgrade(_config(sync), "head"))
+            await connection.run_sync(_upgrade)
         finally:
             await connection.rollback()
             await connection.execute(text("select pg_advisory_unlock(:lock)"), {"lock": _LOCK})
@@ -37,14 +40,25 @@ async def migrate(engine: AsyncEngine) -> None:
 async def is_current(engine: AsyncEngine) -> bool:
     """Whether the database is at this version's schema, or ahead of it by a rolling upgrade."""
     script = ScriptDirectory.from_config(_config())
-
-    def read(connection: Connection) -> bool:
-        current = MigrationContext.configure(connection).get_current_revision()
-        known = {revision.revision for revision in script.walk_revisions()}
-        return current is not None and (current == script.get_current_head() or current not in known)
-
     async with engine.connect() as connection:
-        return await connection.run_sync(read)
+        current = await connection.run_sync(_revision)
+    return current == script.get_current_head() or _is_ahead(script, current)
+
+
+def _upgrade(connection: Connection) -> None:
+    config = _config(connection)
+    current = _revision(connection)
+    connection.rollback()  # Alembic commits only what it began itself
+    if not _is_ahead(ScriptDirectory.from_config(config), current):
+        command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _is_ahead(script: ScriptDirectory, revision: str | None) -> bool:
+    return revision is not None and revision not in {one.revision for one in script.walk_revisions()}
 
 
 def new_revision(connection: Connection, message: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from app.store.database import create_engine
 from app.store.migrate import is_current, migrate
@@ -54,6 +54,21 @@ async def test_several_processes_may_migrate_at_once(empty_url: str) -> None:
     finally:
         for engine in engines:
             await engine.dispose()
+
+
+async def test_a_schema_that_a_later_version_made_is_left_alone(empty_url: str) -> None:
+    """D-088: during a rolling upgrade, and after one that is taken back, replicas of this version start."""
+    engine = create_engine(empty_url, connections_max=2)
+    try:
+        await migrate(engine)
+        async with engine.begin() as connection:
+            await connection.execute(text("update alembic_version set version_num = '9999'"))
+        await migrate(engine)
+        assert await is_current(engine)
+        async with engine.connect() as connection:
+            assert "9999" == await connection.scalar(text("select version_num from alembic_version"))
+    finally:
+        await engine.dispose()
 
 
 async def _migrate(url: str) -> None:
