@@ -88,12 +88,12 @@ async def measure(
         while await _share(process, 2.0) > QUIET:  # they are being answered for the first time
             assert time.perf_counter() < opening + LIMIT_S, "the replica never came to rest"
         opened_s = time.perf_counter() - opening
-        began, cpu = time.perf_counter(), _cpu_s(process)
+        began, cpu = time.perf_counter(), cpu_s(process)
         while time.perf_counter() < began + for_s:
             rows = await stage.database.ask(BUSY)
             most = max(most, rows[0]["n"] - 1)  # without the one that asks
             await asyncio.sleep(0.1)  # between samples
-        idle_share = (_cpu_s(process) - cpu) / (time.perf_counter() - began)
+        idle_share = (cpu_s(process) - cpu) / (time.perf_counter() - began)
         said = time.perf_counter()
         for session in made:
             server.say(session.id)
@@ -105,24 +105,26 @@ async def measure(
         "opened_s": round(opened_s, 1),
         "cpu_share_while_waiting": round(idle_share, 3),
         "busy_connections_max": most,
-        "rss_mb": _rss_mb(process),
+        "rss_mb": rss_mb(process),
         "heard_p50_ms": round(statistics.median(late), 1),
         "heard_p99_ms": round(late[len(late) * 99 // 100], 1),
     }
 
 
 async def _share(process: Path, for_s: float) -> float:
-    began, cpu_s = time.perf_counter(), _cpu_s(process)
+    began, before_s = time.perf_counter(), cpu_s(process)
     await asyncio.sleep(for_s)
-    return (_cpu_s(process) - cpu_s) / (time.perf_counter() - began)
+    return (cpu_s(process) - before_s) / (time.perf_counter() - began)
 
 
-def _cpu_s(process: Path) -> float:
+def cpu_s(process: Path) -> float:
+    """Return what a process, by its folder in /proc, has used of CPUs so far."""
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def _rss_mb(process: Path) -> int:
+def rss_mb(process: Path) -> int:
+    """Return the memory that a process holds now."""
     (line,) = [one for one in (process / "status").read_text().splitlines() if one.startswith("VmRSS")]
     return int(line.split()[1]) // 1024
 

@@ -92,6 +92,11 @@ class Database:
         await self._aside(self._postgres.start)
         return time.monotonic() - began
 
+    def processes(self) -> list[Path]:
+        """The folders in /proc of the server and of every process of it, connections included."""
+        pid = self._pid()
+        return [Path(f"/proc/{each}") for each in (pid, *_children_of(pid))]
+
     def freeze(self) -> None:
         """Stop the server and every process of it, connections included, until `thaw`."""
         pid = self._pid()
