@@ -12,6 +12,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from app.api.bridge import Bridge
+from app.api.mutations import answered
 from app.api.problems import Problem
 from app.store import keys
 from app.store.keys import DEFAULT_TENANT, SCOPES, Scope
@@ -22,7 +23,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 ADMIN: Final = "admin"
 """Who decided, when BASCULE_ADMIN_KEY did."""
 
-
+_SAFE: Final = frozenset({"GET", "HEAD"})
 _UNKNOWN: Final = "This key is unknown or revoked; use another one, or create one with POST /keys"
 _WRITTEN: Final = (
     "; the first start with the embedded database wrote one to .bascule/admin.key"
@@ -65,7 +66,7 @@ class GuardedRoute(APIRoute):
                     f"This key lacks the scope `{scope}`; use one that has it, or create it with POST /keys.",
                 )
             request.state.caller = caller
-            return await handler(request)
+            return await (handler(request) if request.method in _SAFE else answered(request, handler))
 
         return guarded
 

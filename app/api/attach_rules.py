@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.access import Authenticated, GuardedRoute, requires
 from app.api.bridge import Given
 from app.api.lists import NAME, ListOf
+from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, not_found
 from app.api.sessions import SessionSettings, check_credential, settings_view
 from app.store import attach_rules
@@ -68,12 +69,12 @@ class AttachRuleView(BaseModel):
     **requires("sessions"),
 )
 async def put_attach_rule(
-    attach_rule: RuleName, body: AttachRuleBody, bridge: Given, caller: Authenticated
+    attach_rule: RuleName, body: AttachRuleBody, mutation: Mutating, caller: Authenticated
 ) -> Response:
     wanted = body.settings.model_dump()
     wanted["tools"] = None if wanted["tools"] is None else tuple(wanted["tools"])
     settings = Settings(**wanted)
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         await check_credential(connection, caller.tenant, settings.credential, field="settings.credential")
         try:
             rule, is_new = await attach_rules.put(
@@ -123,8 +124,8 @@ async def get_attach_rule(attach_rule: RuleName, bridge: Given, caller: Authenti
     responses=documented("attach_rule_not_found"),
     **requires("sessions"),
 )
-async def delete_attach_rule(attach_rule: RuleName, bridge: Given, caller: Authenticated) -> Response:
-    async with bridge.engine.begin() as connection:
+async def delete_attach_rule(attach_rule: RuleName, mutation: Mutating, caller: Authenticated) -> Response:
+    async with mutation.begin() as connection:
         if not await attach_rules.remove(connection, caller.tenant, attach_rule):
             raise not_found("attach_rule_not_found")
     return Response(status_code=204)

@@ -29,6 +29,7 @@ from app.api.lists import (
     position_after,
     printable,
 )
+from app.api.mutations import Mutating, Mutation
 from app.api.polls import LOOK_EVERY_S, PolledRoute, polls
 from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, invalid, not_found
 from app.api.rules import ARGUMENTS_MAX, ArgumentName, RuleObject, rule_object, too_many
@@ -189,18 +190,24 @@ class HalfApproved(CallObject):
     **requires("confirm"),
 )
 async def confirm(
-    request: Request, session_id: SessionId, body: ConfirmBody, bridge: Given, caller: Authenticated
+    request: Request,
+    session_id: SessionId,
+    body: ConfirmBody,
+    bridge: Given,
+    mutation: Mutating,
+    caller: Authenticated,
 ) -> Response:
     edited_input = None if body.input is None else await _as_written(request)
     with bridge.wakeups.listen(session_key(caller.tenant, session_id)) as signal:
         try:
-            done = await _decide(bridge, caller, session_id, body, edited_input, signal)
+            done = await _decide(mutation, caller, session_id, body, edited_input, signal)
         except TooManyRulesError as error:
             raise too_many() from error
         if isinstance(done, Refused):
             raise await _refused(bridge, caller.tenant, session_id, done)
         if isinstance(done, Approved):
-            return await _half_approved(bridge, caller.tenant, session_id, body.tool_use_id)
+            async with bridge.engine.connect() as connection:
+                return await _decided(connection, caller.tenant, session_id, body.tool_use_id, done)
         return await _outcome(bridge, caller.tenant, session_id, body, done, signal)
 
 
@@ -334,7 +341,7 @@ async def _waiting(
 
 
 async def _decide(
-    bridge: Bridge,
+    mutation: Mutation,
     caller: Caller,
     session_id: str,
     body: ConfirmBody,
@@ -345,7 +352,7 @@ async def _decide(
     deadline = _now() + LOOK_LIMIT_S
     is_wanted = False
     while True:
-        async with bridge.engine.begin() as connection:
+        async with mutation.begin_step() as connection:
             done = await decisions.decide(
                 connection,
                 caller.tenant,
@@ -365,6 +372,9 @@ async def _decide(
             if is_unknown and not is_wanted:
                 await decisions.want(connection, caller.tenant, session_id, body.tool_use_id)
                 is_wanted = True
+            if mutation.is_keyed and not isinstance(done, Refused):
+                decided = await _decided(connection, caller.tenant, session_id, body.tool_use_id, done)
+                await mutation.keep(connection, decided)
         if not is_unknown or _now() >= deadline:
             return done
         await _changed(signal, deadline)
@@ -394,7 +404,7 @@ async def _outcome(
 ) -> Response:
     """Answer once the decision has been accepted or refused, or 202 when that takes too long."""
     deadline = _now() + OUTCOME_LIMIT_S
-    made = {} if recorded.rule is None else {"rule": rule_object(recorded.rule)}
+    made = _made(recorded)
     while True:
         async with bridge.engine.connect() as connection:
             # One snapshot: a call read just before its decision was refused would still show it as good.
@@ -412,11 +422,19 @@ async def _outcome(
         await _changed(signal, deadline)
 
 
-async def _half_approved(bridge: Bridge, tenant: str, session_id: str, call_id: str) -> Response:
-    async with bridge.engine.connect() as connection:
-        call = await calls.get(connection, tenant, session_id, call_id)
+async def _decided(
+    connection: AsyncConnection, tenant: str, session_id: str, call_id: str, done: Recorded | Approved
+) -> Response:
+    """Answer for a decision that something is still to come of: upstream's word, or another approval."""
+    call = await calls.get(connection, tenant, session_id, call_id)
     assert call is not None, "calls are never deleted while their session is attached"
-    return json_response(call_object(call) | {"code": "second_approval_needed"}, status=202)
+    if isinstance(done, Approved):
+        return json_response(call_object(call) | {"code": "second_approval_needed"}, status=202)
+    return json_response(call_object(call) | _made(done), status=202)
+
+
+def _made(recorded: Recorded) -> dict[str, Any]:
+    return {} if recorded.rule is None else {"rule": rule_object(recorded.rule)}
 
 
 async def _changed(signal: Signal, deadline: float) -> None:

@@ -12,6 +12,7 @@ from app.api.access import Authenticated, Caller, GuardedRoute, requires
 from app.api.bridge import Bridge, Given
 from app.api.keys import OtherTenant, tenant_of
 from app.api.lists import NAME, ListOf
+from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, not_found
 from app.core.signatures import key_of
 from app.settings import HttpUrl
@@ -80,6 +81,7 @@ async def put_credential(
     credential: CredentialName,
     body: CredentialBody,
     bridge: Given,
+    mutation: Mutating,
     caller: Authenticated,
     tenant: OtherTenant = None,
 ) -> Response:
@@ -90,7 +92,7 @@ async def put_credential(
             "forbidden",
             "Only BASCULE_ADMIN_KEY may name an upstream_url, as the service itself calls it; leave it out.",
         )
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         try:
             stored, is_new = await credentials.put(
                 connection, bridge.secrets, of, credential,
@@ -160,11 +162,15 @@ async def get_credential(
     **requires("admin"),
 )
 async def delete_credential(
-    credential: CredentialName, bridge: Given, caller: Authenticated, tenant: OtherTenant = None
+    credential: CredentialName,
+    bridge: Given,
+    mutation: Mutating,
+    caller: Authenticated,
+    tenant: OtherTenant = None,
 ) -> Response:
     of = tenant_of(caller, tenant)
     _refuse_environments(bridge, of, credential)
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         if not await credentials.remove(connection, of, credential):
             raise not_found("credential_not_found")
         await sightings.put_key(connection, bridge.secrets, of, credential, None)

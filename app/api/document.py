@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from starlette.routing import compile_path
 
 from app.api.access import SCHEME
 from app.api.callbacks import TOKEN_SCHEME
+from app.api.mutations import KEY, KEY_CODES
 from app.api.polls import POLLED
 from app.api.problems import CODES, ProblemBody, documented
 
@@ -52,6 +54,16 @@ def methods_of(app: FastAPI, path: str) -> list[str]:
     return sorted({name.upper() for methods in found for name in methods if name in _METHODS})
 
 
+def _add_codes(responses: dict[str, Any], codes: Sequence[str]) -> None:
+    """Add failures that an operation shares with others of its kind to those that it names itself."""
+    for code in codes:
+        status = CODES[code][0]
+        if (there := responses.get(str(status))) is None:
+            responses[str(status)] = documented(code)[status]
+        else:
+            there["description"] += f", `{code}`"
+
+
 def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
@@ -78,6 +90,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
             responses = path.get(method, {}).get("responses", {})
             if "HTTPValidationError" in str(responses.get("422")):
                 del responses["422"]
+            if any(one["name"] == KEY for one in path.get(method, {}).get("parameters", ())):
+                _add_codes(responses, KEY_CODES)
             if responses and "422" not in responses and _takes_values(path[method]):
                 responses["422"] = documented("invalid_request")[422]
     return document

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from app.api.access import Authenticated, Caller, GuardedRoute, requires
 from app.api.bridge import Given
 from app.api.lists import LIMIT_DEFAULT, Cursor, KeyId, Limit, ListOf, encode_cursor, moment_after
+from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, not_found
 from app.store import audit, keys
 from app.store.audit import Entry, Kind
@@ -71,9 +72,9 @@ class NewKeyView(KeyView):
     responses=documented("invalid_request"),
     **requires("admin"),
 )
-async def create_key(body: KeyBody, bridge: Given, caller: Authenticated) -> NewKeyView:
+async def create_key(body: KeyBody, mutation: Mutating, caller: Authenticated) -> NewKeyView:
     tenant = tenant_of(caller, body.tenant)
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         key, text = await keys.create(connection, tenant, body.name, body.scopes)
         await audit.append(connection, [_entry("key.created", caller, key)])
     return NewKeyView(**_view(key).model_dump(), key=text)
@@ -108,9 +109,9 @@ async def list_keys(
     **requires("admin"),
 )
 async def revoke_key(
-    key_id: KeyId, bridge: Given, caller: Authenticated, tenant: OtherTenant = None
+    key_id: KeyId, mutation: Mutating, caller: Authenticated, tenant: OtherTenant = None
 ) -> KeyView:
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         key = await keys.revoke(connection, tenant_of(caller, tenant), key_id)
         if key is not None:
             await audit.append(connection, [_entry("key.revoked", caller, key)])

@@ -7,9 +7,9 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from app.api.access import Authenticated, GuardedRoute, requires
-from app.api.bridge import Given
 from app.api.calls import CallObject, call_object
 from app.api.lists import EventId, SessionId, json_response
+from app.api.mutations import Mutating
 from app.api.problems import NOT_FOUND_DETAILS, Problem, documented, not_found
 from app.store import calls, deliveries
 
@@ -39,9 +39,9 @@ _REFUSALS: Final = {
     **requires("tools"),
 )  # fmt: skip
 async def redeliver_call(
-    session_id: SessionId, call_id: EventId, bridge: Given, caller: Authenticated
+    session_id: SessionId, call_id: EventId, mutation: Mutating, caller: Authenticated
 ) -> Response:
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         refused = await deliveries.redeliver(connection, caller.tenant, session_id, call_id)
         call = await calls.get(connection, caller.tenant, session_id, call_id)
     if refused is None and call is not None:

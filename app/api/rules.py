@@ -23,6 +23,7 @@ from app.api.lists import (
     position_after,
     printable,
 )
+from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, invalid, not_found
 from app.core.events import Kind
 from app.core.rules import OPERATORS, ArgumentTest, Effect, Operator, is_comparable, is_pointer
@@ -149,13 +150,15 @@ class RuleObject(BaseModel):
     responses=documented("invalid_request", "too_many_rules"),
     **requires("admin"),
 )
-async def create_rule(request: Request, body: RuleBody, bridge: Given, caller: Authenticated) -> Response:
+async def create_rule(
+    request: Request, body: RuleBody, mutation: Mutating, caller: Authenticated
+) -> Response:
     draft = Draft(
         body.effect, body.tool, body.kind, body.session_id, await _tests(request, body),
         None if body.only is None else frozenset(body.only),
         body.deny_message, body.note, body.expires_in_s,
     )  # fmt: skip
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         try:
             made = await rules.create(connection, caller.tenant, draft, by=caller.id)
         except TooManyRulesError as error:
@@ -211,8 +214,8 @@ async def get_rule(rule_id: RuleId, bridge: Given, caller: Authenticated) -> Res
     responses=documented("rule_not_found"),
     **requires("admin"),
 )
-async def revoke_rule(rule_id: RuleId, bridge: Given, caller: Authenticated) -> Response:
-    async with bridge.engine.begin() as connection:
+async def revoke_rule(rule_id: RuleId, mutation: Mutating, caller: Authenticated) -> Response:
+    async with mutation.begin() as connection:
         done = await rules.revoke(connection, caller.tenant, rule_id, by=caller.id)
         if done is None:
             raise not_found("rule_not_found")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from app.api.access import Authenticated, GuardedRoute, requires
 from app.api.bridge import Bridge, Given
 from app.api.lists import ID_CHARS_MAX, SendId, SessionId, json_response
+from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, invalid, not_found
 from app.api.sessions import refused
 from app.store import sends
@@ -150,14 +151,14 @@ class SendView(BaseModel):
     **requires("sessions"),
 )  # fmt: skip
 async def send_events(
-    session_id: SessionId, body: EventsBody, bridge: Given, caller: Authenticated
+    session_id: SessionId, body: EventsBody, bridge: Given, mutation: Mutating, caller: Authenticated
 ) -> Response:
     try:
         written = [json.dumps(event.model_dump(exclude_unset=True), allow_nan=False) for event in body.events]
     except ValueError as error:
         raise invalid("events", "must hold no NaN and no infinity") from error
     with bridge.wakeups.listen(session_key(caller.tenant, session_id)) as signal:
-        async with bridge.engine.begin() as connection:
+        async with mutation.begin_step() as connection:
             try:
                 id_ = await sends.wish(connection, caller.tenant, session_id, ",".join(written).encode())
             except sends.TooManySendsError as error:
@@ -166,8 +167,10 @@ async def send_events(
                     f"The session has {sends.OPEN_MAX} sends that upstream has not taken yet; wait for one of"
                     " them, as GET /sessions/{id}/sends/{send_id} shows it.",
                 ) from error
-        if isinstance(id_, Refused):
-            raise refused(id_)
+            if isinstance(id_, Refused):
+                raise refused(id_)
+            if mutation.is_keyed and (wished := await sends.get(connection, caller.tenant, session_id, id_)):
+                await mutation.keep(connection, _answer(wished))
         deadline = _now() + OUTCOME_LIMIT_S
         while True:
             found = await _get(bridge, caller.tenant, session_id, id_)

@@ -22,6 +22,7 @@ from app.api.lists import (
     encode_cursor,
     moment_after,
 )
+from app.api.mutations import Mutating
 from app.api.polls import PolledRoute, polls
 from app.api.problems import Problem, documented, invalid, not_found
 from app.api.tools import checked_headers
@@ -174,12 +175,13 @@ class SessionView(BaseModel):
 async def attach_session(
     session_id: SessionId,
     bridge: Given,
+    mutation: Mutating,
     caller: Authenticated,
     body: Annotated[AttachBody | None, Body()] = None,
 ) -> Response:
     body = body or AttachBody()
     wanted = Settings(**body.model_dump(exclude={"extra_headers", "tools"}), tools=_tuple(body.tools))
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         await check_credential(connection, caller.tenant, wanted.credential)
         done = await attachments.attach(
             connection, bridge.secrets, caller.tenant, session_id, wanted, body.extra_headers
@@ -197,12 +199,12 @@ async def attach_session(
     **requires("sessions"),
 )
 async def change_session(
-    session_id: SessionId, body: ChangeBody, bridge: Given, caller: Authenticated
+    session_id: SessionId, body: ChangeBody, mutation: Mutating, caller: Authenticated
 ) -> SessionView:
     changes: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
     if "tools" in changes:
         changes["tools"] = _tuple(changes["tools"])
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         done = await attachments.change(connection, caller.tenant, session_id, changes)
     return view(_accepted(done).attachment)
 
@@ -218,8 +220,8 @@ async def change_session(
     },
     **requires("sessions"),
 )
-async def detach_session(session_id: SessionId, bridge: Given, caller: Authenticated) -> Response:
-    async with bridge.engine.begin() as connection:
+async def detach_session(session_id: SessionId, mutation: Mutating, caller: Authenticated) -> Response:
+    async with mutation.begin() as connection:
         done = await attachments.detach(connection, caller.tenant, session_id)
     attachment = _accepted(done).attachment
     return _answer(attachment, 202 if attachment.is_attached else 200)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from app.api.access import Authenticated, GuardedRoute, requires
 from app.api.bridge import Given
 from app.api.lists import LIMIT_DEFAULT, NAME, Cursor, Limit, ListOf, decode_cursor, encode_cursor
+from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, invalid, not_found
 from app.api.tools import URL_CHARS_MAX, checked_headers
 from app.core.headers import is_refused_webhook
@@ -95,11 +96,15 @@ class NewSubscriptionView(SubscriptionView):
     **requires("admin"),
 )
 async def put_subscription(
-    subscription: SubscriptionName, body: SubscriptionBody, bridge: Given, caller: Authenticated
+    subscription: SubscriptionName,
+    body: SubscriptionBody,
+    bridge: Given,
+    mutation: Mutating,
+    caller: Authenticated,
 ) -> Response:
     if (sentence := bridge.check_url(body.url)) is not None:
         raise invalid("url", sentence)
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         try:
             done = await subscriptions.put(
                 connection, bridge.secrets, caller.tenant, subscription,
@@ -162,9 +167,9 @@ async def get_subscription(
     **requires("admin"),
 )
 async def delete_subscription(
-    subscription: SubscriptionName, bridge: Given, caller: Authenticated
+    subscription: SubscriptionName, mutation: Mutating, caller: Authenticated
 ) -> Response:
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         if not await subscriptions.remove(connection, caller.tenant, subscription):
             raise not_found("subscription_not_found")
     return Response(status_code=204)

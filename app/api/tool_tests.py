@@ -17,6 +17,7 @@ from app.api.bridge import Bridge, Given
 from app.api.calls import ResultView
 from app.api.deliveries import shown_url
 from app.api.lists import TestId, ToolName, json_response
+from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, invalid, not_found
 from app.store import tool_tests, tools
 from app.store.tool_tests import ToolTest
@@ -67,13 +68,17 @@ class ToolTestView(BaseModel):
     **requires("tools"),
 )
 async def test_tool(
-    name: ToolName, bridge: Given, caller: Authenticated, body: TestBody | None = None
+    name: ToolName,
+    bridge: Given,
+    mutation: Mutating,
+    caller: Authenticated,
+    body: TestBody | None = None,
 ) -> Response:
     try:
         input_ = json.dumps((body or TestBody()).input, allow_nan=False)
     except ValueError as error:
         raise invalid("input", "must hold no NaN and no infinity") from error
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin_step() as connection:
         found = await tools.get(connection, bridge.secrets, caller.tenant, name)
         if found is None:
             raise not_found("tool_not_found")
@@ -85,9 +90,14 @@ async def test_tool(
                 "too_many_tests",
                 f"The tenant has {tool_tests.OPEN_MAX} tests under way; wait for one to end.",
             ) from error
-    shown = await _outcome(bridge, caller.tenant, name, id_, timeout_s)
-    answer = json_response(_object(shown), 200 if shown.status == "done" else 202)
-    answer.headers["location"] = f"/tools/{quote(name, safe='')}/tests/{id_}"
+        if mutation.is_keyed and (wished := await tool_tests.get(connection, caller.tenant, name, id_)):
+            await mutation.keep(connection, _answer(wished))
+    return _answer(await _outcome(bridge, caller.tenant, name, id_, timeout_s))
+
+
+def _answer(test: ToolTest) -> Response:
+    answer = json_response(_object(test), 200 if test.status == "done" else 202)
+    answer.headers["location"] = f"/tools/{quote(test.tool, safe='')}/tests/{test.id}"
     return answer
 
 

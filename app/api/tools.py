@@ -25,6 +25,7 @@ from app.api.lists import (
     encode_cursor,
     printable,
 )
+from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, invalid, not_found
 from app.core.headers import HEADER_CHARS_MAX, HEADERS_MAX, is_refused_webhook, is_well_formed
 from app.core.schemas import SchemaRefused, compiled
@@ -258,13 +259,15 @@ def checked_headers(headers: dict[str, str], is_refused: Any) -> dict[str, str]:
     },
     **requires("tools"),
 )
-async def put_tool(name: ToolName, body: ToolBody, bridge: Given, caller: Authenticated) -> Response:
+async def put_tool(
+    name: ToolName, body: ToolBody, bridge: Given, mutation: Mutating, caller: Authenticated
+) -> Response:
     if (sentence := bridge.check_url(body.url)) is not None:
         raise invalid("url", sentence)
     if isinstance(body.input_schema, dict):
         _check_schema(body.input_schema)
     policy = body.model_dump(include=set(ToolPolicy.model_fields))
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         try:
             done = await tools.put(
                 connection,
@@ -336,8 +339,8 @@ async def get_tool(name: ToolName, bridge: Given, caller: Authenticated) -> Tool
     responses=documented("tool_not_found"),
     **requires("tools"),
 )
-async def delete_tool(name: ToolName, bridge: Given, caller: Authenticated) -> RemovedTool:
-    async with bridge.engine.begin() as connection:
+async def delete_tool(name: ToolName, mutation: Mutating, caller: Authenticated) -> RemovedTool:
+    async with mutation.begin() as connection:
         removed = await tools.remove(connection, caller.tenant, name)
         if removed is not None:
             deleted = Entry(caller.tenant, "tool.deleted", caller.id, "api", subject=name)
@@ -357,11 +360,12 @@ async def delete_tool(name: ToolName, bridge: Given, caller: Authenticated) -> R
 async def rotate_secret(
     name: ToolName,
     bridge: Given,
+    mutation: Mutating,
     caller: Authenticated,
     body: Annotated[RotateBody | None, Body()] = None,
 ) -> RotatedToolView:
     overlap_s = (body or RotateBody()).overlap_s
-    async with bridge.engine.begin() as connection:
+    async with mutation.begin() as connection:
         try:
             done = await tools.rotate(connection, bridge.secrets, caller.tenant, name, overlap_s=overlap_s)
             seen = await health.of(connection, caller.tenant, [name])

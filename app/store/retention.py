@@ -4,7 +4,8 @@ A *delivery*, with what it sent and what came back, goes by an age of its own on
 sessions that are served too. A *session* that ended, or was detached, goes with its calls, deliveries and
 messages. Of a session that is served nothing else goes, so that the ids and states of its calls are there for
 as long as history can list them. Calls that are not over stay, and with them their attachment: when the
-session goes on, a known result is not computed again. Decisions and the audit stay.
+session goes on, a known result is not computed again. Decisions and the audit stay. The answers that are kept
+for idempotency keys go after their day, whatever else is kept for ever.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.core.calls import END_STATES
 from app.store.attachments import OVER_FOR_GOOD
+from app.store.idempotency import KEPT_DAYS
 
 EVERY_S: Final = 3600.0
 """How often a replica makes a pass; one that finds nothing due costs two look-ups in indexes."""
@@ -57,6 +59,7 @@ class Pruned:
     callbacks: int = 0
     tool_tests: int = 0
     sends: int = 0
+    idempotency_keys: int = 0
     is_complete: bool = False
 
     @property
@@ -88,13 +91,17 @@ async def prune(engine: AsyncEngine, *, sessions_days: int, deliveries_days: int
     pruned = Pruned()
     end = asyncio.get_running_loop().time() + PASS_S_MAX
     pruned.is_complete = (
-        not deliveries_days
-        or (
-            await _walk(engine, _tool_tests, _FIRST_DELIVERY, deliveries_days, pruned, end)
-            and await _walk(engine, _sends, _FIRST_DELIVERY, deliveries_days, pruned, end)
-            and await _walk(engine, _deliveries, _FIRST_DELIVERY, deliveries_days, pruned, end)
+        await _walk(engine, _idempotency_keys, _FIRST_DELIVERY, KEPT_DAYS, pruned, end)
+        and (
+            not deliveries_days
+            or (
+                await _walk(engine, _tool_tests, _FIRST_DELIVERY, deliveries_days, pruned, end)
+                and await _walk(engine, _sends, _FIRST_DELIVERY, deliveries_days, pruned, end)
+                and await _walk(engine, _deliveries, _FIRST_DELIVERY, deliveries_days, pruned, end)
+            )
         )
-    ) and (not sessions_days or await _walk(engine, _sessions, _FIRST_SESSION, sessions_days, pruned, end))
+        and (not sessions_days or await _walk(engine, _sessions, _FIRST_SESSION, sessions_days, pruned, end))
+    )
     return pruned
 
 
@@ -192,6 +199,7 @@ def _by_age(table: str, age: str) -> Callable[[AsyncConnection, int, _Cursor], A
 
 _tool_tests = _by_age("tool_tests", "requested_at")
 _sends = _by_age("sends", "created_at")
+_idempotency_keys = _by_age("idempotency_keys", "created_at")
 
 
 _FIRST_SESSION: Final = (_LONG_AGO, "", "")

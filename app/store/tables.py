@@ -73,6 +73,18 @@ keys = Table(
     Index(None, "hash", unique=True),
 )
 
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("caller", Text, nullable=False, comment="the API key whose requests they are"),
+    Column("key", Text, nullable=False, comment="Idempotency-Key, as the client chose it"),
+    _encrypted("answer", "encrypted JSON: a digest of the request; the answer's status, headers and body"),
+    _now("created_at"),
+    PrimaryKeyConstraint("tenant", "caller", "key"),
+    Index(None, "created_at"),
+)
+
 browser_passes = Table(
     "browser_passes",
     metadata,

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.main import Bridge, create_app
 from app.settings import Settings
+from app.store.secrets import Secrets
 from app.store.wakeups import Wakeups
 from tests.store.rows import SECRETS
 
@@ -44,13 +45,17 @@ def _https_only(url: str) -> str | None:
 
 @contextlib.asynccontextmanager
 async def served(
-    engine: AsyncEngine, url: str, check_url: Callable[[str], str | None] = _https_only
+    engine: AsyncEngine,
+    url: str,
+    check_url: Callable[[str], str | None] = _https_only,
+    *,
+    secrets: Secrets = SECRETS,
 ) -> AsyncIterator[Service]:
     wakeups = Wakeups(url, engine)
     bridge = Bridge(
         settings=Settings(admin_key=SecretStr(ADMIN_KEY)),
         engine=engine,
-        secrets=SECRETS,
+        secrets=secrets,
         wakeups=wakeups,
         check_url=check_url,
     )

@@ -15,7 +15,17 @@ import pytest
 from sqlalchemy import LargeBinary, insert, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.store import attachments, credentials, reencryption, sightings, subscriptions, tables, tools
+from app.store import (
+    attachments,
+    credentials,
+    idempotency,
+    reencryption,
+    sightings,
+    subscriptions,
+    tables,
+    tools,
+)
+from app.store.idempotency import Answer, Place
 from app.store.reencryption import Protected, Rewritten, protected, reencrypt
 from app.store.secrets import Secrets
 from app.store.tools import load_registry
@@ -27,6 +37,8 @@ ROOT = Path(__file__).parents[2]
 OLD, NEW, LOST = b"o" * 32, b"n" * 32, b"l" * 32
 BOTH = Secrets([NEW, OLD])
 HEADERS = {"authorization": "Bearer of-the-tool"}
+PLACE = Place("default", "key_1", "a")
+ANSWER = Answer("digest", 201, {"content-type": "application/json"}, b'{"key":"bsk_"}')
 PLAIN = {
     "keys.hash", "browser_passes.hash", "deliveries.reply", "bodies.body", "callbacks.body",
     "audit.previous", "audit.hash", "audit_heads.hash",
@@ -95,6 +107,7 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
         given: dict[str, Any] = {"kind": "api_key", "secret": "sk-team", "upstream_url": None}
         await credentials.put(connection, Secrets([OLD]), "default", "team", **given)
         await sightings.put_key(connection, Secrets([OLD]), "default", "team", b"k" * 32)
+        await idempotency.keep(connection, Secrets([OLD]), PLACE, ANSWER)
     before = await registry(engine, Secrets([OLD]))
     done = counted(await reencrypt(engine, BOTH))
     assert {
@@ -103,6 +116,7 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
         "attachments.extra_headers": (1, 0, 0),
         "credentials.secret": (1, 0, 0),
         "hook_keys.key": (1, 0, 0),
+        "idempotency_keys.answer": (1, 0, 0),
         "subscriptions.secret": (1, 0, 0),
         "subscriptions.headers": (1, 0, 0),
     } == done
@@ -112,6 +126,7 @@ async def test_everything_is_rewritten_under_the_first_key_and_still_read(engine
     async with engine.connect() as connection:
         extra = await attachments.load_extra_headers(connection, new, "default", "sesn_1")
         team = await credentials.load(connection, new, "default", "team")
+        assert ANSWER == await idempotency.claim(connection, new, PLACE)
         (hook,) = await sightings.keys(connection, new)
     assert ({"x-extra": "1"}, "sk-team", b"k" * 32) == (extra, team and team.secret, hook.key)
     again = counted(await reencrypt(engine, BOTH))
