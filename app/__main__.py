@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -142,7 +143,9 @@ def list_keys(url: Url = "http://127.0.0.1:8080", key: AdminKey = None, tenant: 
     while True:
         page = _request("GET", url, "/keys", key, params=params)
         for item in page["data"]:
-            state = "revoked" if item["revoked_at"] else "valid"
+            end = item["expires_at"]
+            is_expired = end is not None and datetime.fromisoformat(end) <= datetime.now(UTC)
+            state = "revoked" if item["revoked_at"] else "expired" if is_expired else "valid"
             print(item["id"], state, item["tenant"], ",".join(item["scopes"]), item["name"], sep="\t")
         if page["next_cursor"] is None:
             return

@@ -101,6 +101,7 @@ def create_app(bridge: Bridge) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(bridge.engine.dispose)
+            await stack.enter_async_context(bridge.uses.running(bridge.engine))
             await stack.enter_async_context(bridge.wakeups.running())
             await stack.enter_async_context(Previews(bridge.engine, bridge.wakeups).running())
             await stack.enter_async_context(bridge.running())

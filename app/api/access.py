@@ -24,6 +24,7 @@ ADMIN: Final = "admin"
 """Who decided, when BASCULE_ADMIN_KEY did."""
 
 _SAFE: Final = frozenset({"GET", "HEAD"})
+_CHALLENGE: Final = {"www-authenticate": "Bearer"}
 _UNKNOWN: Final = "This key is unknown or revoked; use another one, or create one with POST /keys"
 _WRITTEN: Final = (
     "; the first start with the embedded database wrote one to .bascule/admin.key"
@@ -99,21 +100,29 @@ async def _caller(request: Request) -> Caller:
         raise _unauthenticated(
             "The header authorization holds no key after the word Bearer; is a variable of the shell unset?"
         )
-    if (caller := await caller_of(bridge, text)) is None:
-        raise _unauthenticated(_UNKNOWN + (_WRITTEN if bridge.settings.is_embedded else "."))
-    return caller
+    found = await caller_of(bridge, text)
+    if isinstance(found, Problem):
+        raise found
+    return found
 
 
-async def caller_of(bridge: Bridge, text: str) -> Caller | None:
-    """Return whose key this is, None if it is unknown or revoked."""
+async def caller_of(bridge: Bridge, text: str) -> Caller | Problem:
+    """Return whose key this is, or why it is nobody's."""
     admin_key = bridge.settings.admin_key
     if admin_key is not None and _is_same(text, admin_key.get_secret_value()):
         return OPERATOR
-    if not keys.is_plausible(text):
-        return None
-    async with bridge.engine.connect() as connection:
-        key = await keys.find(connection, text)
-    return None if key is None else Caller(key.tenant, key.id, frozenset(key.scopes))
+    found = None
+    if keys.is_plausible(text):
+        async with bridge.engine.connect() as connection:
+            found = await keys.find(connection, text)
+    if found is None:
+        return _unauthenticated(_UNKNOWN + (_WRITTEN if bridge.settings.is_embedded else "."))
+    key, is_expired = found
+    if is_expired:
+        detail = f"This key expired at {key.expires_at:%Y-%m-%dT%H:%M:%SZ}; create another with POST /keys."
+        return Problem("key_expired", detail, headers=_CHALLENGE)
+    bridge.uses.note(key.tenant, key.id)
+    return Caller(key.tenant, key.id, frozenset(key.scopes))
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -126,4 +135,4 @@ def _digest(text: str) -> bytes:
 
 
 def _unauthenticated(detail: str) -> Problem:
-    return Problem("unauthenticated", detail, headers={"www-authenticate": "Bearer"})
+    return Problem("unauthenticated", detail, headers=_CHALLENGE)

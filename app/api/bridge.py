@@ -12,6 +12,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Request
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app.api.uses import KeyUses
 from app.settings import Settings
 from app.store.secrets import Secrets
 from app.store.wakeups import Wakeups
@@ -41,6 +42,7 @@ class Bridge:
     check_url: Callable[[str], str | None]
     running: Callable[[], AbstractAsyncContextManager[object]] = _nothing
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    uses: KeyUses = field(default_factory=KeyUses)
     streams: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STREAMS_MAX))
 
 

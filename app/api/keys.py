@@ -18,6 +18,7 @@ from app.store.audit import Entry, Kind
 from app.store.keys import SCOPES, Key, Scope
 
 NAME_CHARS_MAX: Final = 128
+EXPIRES_IN_S_MAX: Final = 10 * 365 * 86_400
 _TENANT: Final = "^[a-z0-9][a-z0-9_-]{0,62}$"
 
 router = APIRouter(tags=["keys"], route_class=GuardedRoute)
@@ -40,6 +41,10 @@ class KeyBody(BaseModel):
         description="Another tenant, created if new; BASCULE_ADMIN_KEY may name one.",
     )
 
+    expires_in_s: int | None = Field(
+        None, ge=1, le=EXPIRES_IN_S_MAX, description="Then it is refused; null: it does not expire."
+    )
+
     @field_validator("name")
     @classmethod
     def _printable(cls, value: str) -> str:
@@ -57,6 +62,8 @@ class KeyView(BaseModel):
     scopes: list[str]
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None = Field(description="By the database's clock; null: it does not expire.")
+    last_used_at: datetime | None = Field(description="To about a minute; null: never, as far as is known.")
 
 
 class NewKeyView(KeyView):
@@ -75,14 +82,16 @@ class NewKeyView(KeyView):
 async def create_key(body: KeyBody, mutation: Mutating, caller: Authenticated) -> NewKeyView:
     tenant = tenant_of(caller, body.tenant)
     async with mutation.begin() as connection:
-        key, text = await keys.create(connection, tenant, body.name, body.scopes)
+        key, text = await keys.create(
+            connection, tenant, body.name, body.scopes, expires_in_s=body.expires_in_s
+        )
         await audit.append(connection, [_entry("key.created", caller, key)])
     return NewKeyView(**_view(key).model_dump(), key=text)
 
 
 @router.get(
     "/keys",
-    summary="List the keys, revoked ones too, oldest first",
+    summary="List the keys, those too that were revoked or have expired, oldest first",
     responses=documented("invalid_request"),
     **requires("admin"),
 )
@@ -145,4 +154,6 @@ def _view(key: Key) -> KeyView:
         scopes=list(key.scopes),
         created_at=key.created_at,
         revoked_at=key.revoked_at,
+        expires_at=key.expires_at,
+        last_used_at=key.last_used_at,
     )

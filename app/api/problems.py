@@ -27,6 +27,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "invalid_json": (400, "The body is not JSON"),
     "unauthenticated": (401, "A valid key is required"),
     "unverified_webhook": (401, "The webhook's signature is not good"),
+    "key_expired": (401, "The key has expired"),
     "forbidden": (403, "The key may not do this"),
     "not_an_approver": (403, "The key may not decide on this tool's calls"),
     "not_found": (404, "There is no such address"),
@@ -238,7 +239,7 @@ def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
-_SHARED: Final = ("unauthenticated", "forbidden", "internal_error", "database_unavailable")
+_SHARED: Final = ("unauthenticated", "key_expired", "forbidden", "internal_error", "database_unavailable")
 _MALFORMED: Final = "The request is malformed; `errors` names each member and what it must be."
 
 

@@ -170,11 +170,14 @@ async def _found(request: Request, bridge: Bridge, waits: _Waits, look: Look) ->
 
 
 async def _look_at_key(request: Request, bridge: Bridge) -> None:
-    """End the stream of a key that was revoked meanwhile."""
+    """End the stream of a key that was revoked, or has expired, meanwhile."""
     caller: Caller = request.state.caller
     text = request.headers["authorization"].strip().partition(" ")[2].strip()
-    if await caller_of(bridge, text) != caller:
-        raise Problem("unauthenticated", "This key was revoked, or its scopes have changed.")
+    found = await caller_of(bridge, text)
+    if isinstance(found, Problem):
+        raise found
+    if found != caller:
+        raise Problem("unauthenticated", "The scopes of this key have changed.")
 
 
 def _end(code: str, detail: str) -> bytes:

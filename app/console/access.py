@@ -130,6 +130,8 @@ async def viewer_of(request: Request) -> Viewer | None:
     caller = None if found is None else caller_of(bridge, found)
     if found is None or caller is None:
         return None
+    if found.proof is None:
+        bridge.uses.note(found.tenant, found.key_id)
     return Viewer(caller, found.name or ADMIN, token)
 
 

@@ -16,6 +16,7 @@ from fastapi.responses import RedirectResponse
 from app.api.access import OPERATOR, Caller
 from app.api.access import caller_of as owner_of
 from app.api.bridge import Bridge, Given
+from app.api.problems import Problem
 from app.console.access import (
     PUBLIC,
     ConsoleRoute,
@@ -117,12 +118,13 @@ async def _who(bridge: Bridge, form: Form) -> tuple[Caller | None, str]:
             found = await passes.spend(connection, link[: TOKEN_CHARS_MAX + 1])
         caller = None if found is None else caller_of(bridge, found)
         return caller, "This link was used before or is too old. Sign in with a key."
-    caller = await owner_of(bridge, form.get("key", "").strip())
-    if caller is None:
-        return None, "This key is unknown or revoked."
-    if "confirm" not in caller.scopes:
+    owner = await owner_of(bridge, form.get("key", "").strip())
+    if isinstance(owner, Problem):
+        is_expired = owner.code == "key_expired"
+        return None, "This key has expired." if is_expired else "This key is unknown or revoked."
+    if "confirm" not in owner.scopes:
         return None, "This key lacks the scope confirm, which the console needs."
-    return caller, ""
+    return owner, ""
 
 
 def _next(where: str) -> str:

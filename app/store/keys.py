@@ -1,4 +1,7 @@
-"""API keys: 256 random bits, of which only a hash is stored, with a tenant and scopes."""
+"""API keys: 256 random bits, of which only a hash is stored, with a tenant and scopes.
+
+The text ends with a checksum, as GitHub's tokens do, so that scanners of code can tell a key from noise.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import secrets
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal, get_args
 
 from sqlalchemy import Row, func, insert, select, tuple_, update
@@ -25,6 +28,8 @@ _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 _BODY_CHARS: Final = 43
 """62 to the 43rd is just over 2 to the 256th."""
 _SUM_CHARS: Final = 6
+USE_KEPT_S: Final = 50
+"""A key's last use is not written again for so long, however many replicas see it."""
 
 _keys = tables.keys
 
@@ -39,6 +44,8 @@ class Key:
     scopes: tuple[str, ...]
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None
+    last_used_at: datetime | None
 
 
 def is_plausible(key: str) -> bool:
@@ -50,7 +57,12 @@ def is_plausible(key: str) -> bool:
 
 
 async def create(
-    connection: AsyncConnection, tenant: str, name: str, scopes: Sequence[Scope]
+    connection: AsyncConnection,
+    tenant: str,
+    name: str,
+    scopes: Sequence[Scope],
+    *,
+    expires_in_s: int | None = None,
 ) -> tuple[Key, str]:
     """Create a key, and its tenant if that is new; return it with its text, which nobody can read again."""
     await connection.execute(upsert(tables.tenants).values(id=tenant).on_conflict_do_nothing())
@@ -65,6 +77,7 @@ async def create(
                 name=name,
                 hash=_hash(text),
                 scopes=sorted(set(scopes), key=SCOPES.index),
+                expires_at=None if expires_in_s is None else func.now() + timedelta(seconds=expires_in_s),
             )
             .returning(_keys)
         )
@@ -72,11 +85,25 @@ async def create(
     return _key(row), text
 
 
-async def find(connection: AsyncConnection, text: str) -> Key | None:
-    """Return the key that somebody presents, unless it is unknown or revoked."""
-    query = select(_keys).where(_keys.c.hash == _hash(text), _keys.c.revoked_at.is_(None))
+async def find(connection: AsyncConnection, text: str) -> tuple[Key, bool] | None:
+    """Return the key that somebody presents and whether it has expired; None if it is unknown or revoked."""
+    query = select(_keys, (_keys.c.expires_at <= func.now()).label("is_expired")).where(
+        _keys.c.hash == _hash(text), _keys.c.revoked_at.is_(None)
+    )
     row = (await connection.execute(query)).one_or_none()
-    return None if row is None else _key(row)
+    return None if row is None else (_key(row), bool(row.is_expired))
+
+
+async def used(connection: AsyncConnection, places: Collection[tuple[str, str]]) -> None:
+    """Note that these keys, by tenant and id, were used about now, unless another replica just has."""
+    place = tuple_(_keys.c.tenant, _keys.c.id)
+    is_old = _keys.c.last_used_at < func.now() - timedelta(seconds=USE_KEPT_S)
+    due = (
+        select(_keys.c.tenant, _keys.c.id)
+        .where(place.in_(sorted(places)), _keys.c.last_used_at.is_(None) | is_old)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    await connection.execute(update(_keys).where(place.in_(due)).values(last_used_at=func.now()))
 
 
 async def page(
@@ -133,4 +160,6 @@ def _key(row: Row[Any]) -> Key:
         scopes=tuple(row.scopes),
         created_at=row.created_at,
         revoked_at=row.revoked_at,
+        expires_at=row.expires_at,
+        last_used_at=row.last_used_at,
     )

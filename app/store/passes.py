@@ -1,7 +1,7 @@
 """Browser passes: what signs a browser in, once by a link or for some hours by a cookie.
 
 A pass is 256 random bits, of which only a hash is stored, and has the rights of a key. It ends with its time,
-when it is closed, and when its key is revoked. Database time decides.
+when it is closed, and when its key is revoked or expires. Database time decides.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ async def close(connection: AsyncConnection, token: str) -> None:
 
 def _good(kind: Kind, token: str) -> Select[Any]:
     its_key = and_(_keys.c.tenant == _passes.c.tenant, _keys.c.id == _passes.c.key_id)
-    is_live = _keys.c.id.is_not(None) & _keys.c.revoked_at.is_(None)
+    is_in_time = _keys.c.expires_at.is_(None) | (_keys.c.expires_at > func.now())
+    is_live = _keys.c.id.is_not(None) & _keys.c.revoked_at.is_(None) & is_in_time
     return (
         select(_passes.c.tenant, _passes.c.key_id, _passes.c.proof, _keys.c.name, _keys.c.scopes)
         .select_from(_passes.outerjoin(_keys, its_key))

@@ -69,6 +69,8 @@ keys = Table(
     Column("scopes", ARRAY(Text), nullable=False),
     _now("created_at"),
     Column("revoked_at", DateTime(timezone=True)),
+    Column("expires_at", DateTime(timezone=True)),
+    Column("last_used_at", DateTime(timezone=True), comment="to about a minute: replicas gather uses"),
     PrimaryKeyConstraint("tenant", "id"),
     Index(None, "hash", unique=True),
 )

@@ -127,6 +127,19 @@ async def test_a_revoked_key_ends_its_sessions(site: Site) -> None:
     assert 401 == (await visitor.post("/console/sign-in", data={"key": words})).status_code
 
 
+async def test_a_key_that_expires_ends_its_sessions(site: Site) -> None:
+    async with site.engine.begin() as connection:
+        _, words = await keys.create(connection, "default", "Ana", ["confirm"], expires_in_s=60)
+    visitor = await site.visitor(words)
+    assert 200 == (await visitor.get("/console")).status_code
+    async with site.engine.begin() as connection:
+        await connection.execute(text("update keys set expires_at = now()"))
+    assert 303 == (await visitor.get("/console")).status_code
+    again = await visitor.post("/console/sign-in", data={"key": words})
+    assert 401 == again.status_code
+    assert "This key has expired." in again.text
+
+
 async def test_the_operators_sessions_end_when_the_operators_key_changes(site: Site) -> None:
     visitor = await site.visitor(ADMIN_KEY)
     async with site.engine.connect() as connection:
