@@ -21,6 +21,8 @@ from app.store.credentials import DEFAULT
 from app.store.keys import DEFAULT_TENANT
 from app.store.sightings import HookKey
 
+HOOK_BYTES_MAX: Final = 16_384
+"""The platform's are under 1 kB; every known key may have to be tried on what comes."""
 KEYS_KEPT_S: Final = 5.0
 """How late a stored signing key may be known."""
 
@@ -62,7 +64,7 @@ class _Hook(msgspec.Struct):
     status_code=204,
     response_class=Response,
     summary="Take a webhook of the platform, signed by Standard Webhooks",
-    responses=documented("unverified_webhook"),
+    responses=documented("unverified_webhook", "body_too_large"),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -82,6 +84,8 @@ class _Hook(msgspec.Struct):
 )
 async def take_hook(request: Request, bridge: Given) -> Response:
     body = await request.body()
+    if len(body) > HOOK_BYTES_MAX:
+        raise Problem("body_too_large", f"A webhook of the platform is at most {HOOK_BYTES_MAX} bytes long.")
     known: HookKeys = request.app.state.hook_keys
     keys = await known.get()
     place = signer([one.key for one in keys], request.headers, body, now=known.clock())

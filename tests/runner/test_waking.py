@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app.api.hooks import HOOK_BYTES_MAX
 from app.core.signatures import signature
 from app.simulator.server import Server, running
 from app.simulator.session import Session
@@ -154,6 +155,11 @@ async def test_a_signed_body_that_is_no_webhook_is_taken_and_forgotten(service: 
     }
     answer = await service.http.post("/hooks/anthropic", content=body, headers=headers)
     assert answer.status_code == 204
+
+
+async def test_a_long_body_is_refused_before_any_key_is_tried(service: Service) -> None:
+    answer = await service.http.post("/hooks/anthropic", content=b"x" * (HOOK_BYTES_MAX + 1))
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
 
 
 async def test_another_tenants_webhook_wakes_nothing_of_ours(service: Service) -> None:
