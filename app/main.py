@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
@@ -32,6 +33,7 @@ from app.api import (
 )
 from app.api.bridge import Bridge
 from app.api.document import describe
+from app.api.limits import Limits
 from app.api.polls import Looks
 from app.api.previews import Previews
 from app.api.problems import add_handlers
@@ -118,6 +120,7 @@ def create_app(bridge: Bridge) -> FastAPI:
     app.state.bridge = bridge
     app.state.feeds = events.Feeds(bridge.engine)
     app.state.looks = Looks()
+    app.state.limits = Limits(bridge.settings, time.monotonic)
     app.state.hook_keys = hooks.HookKeys(bridge)
     app.state.figures = operations.DatabaseFigures(bridge.engine)
     app.add_middleware(Requests)

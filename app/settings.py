@@ -41,6 +41,8 @@ PUBLIC_API_REQUESTS_PER_MIN: Final = 600
 """What the public API allows an organisation for most session operations."""
 REQUESTS_PER_MIN_MIN: Final = 10
 REQUESTS_PER_MIN_MAX: Final = 1_000_000
+PER_MIN: Final = Field(ge=0, le=REQUESTS_PER_MIN_MAX)
+"""Of a limit that 0 lifts."""
 
 RETENTION_DAYS_MAX: Final = 36_500
 
@@ -130,6 +132,8 @@ class Settings(BaseModel):
     sessions_sweep_s: Annotated[int, AfterValidator(_sweep_s)] = 300
     secret_key: Annotated[SecretStr, AfterValidator(_secret_keys)] | None = None
     admin_key: Annotated[SecretStr, AfterValidator(_admin_key)] | None = None
+    key_requests_per_min: Annotated[int, PER_MIN] = 6000
+    address_failures_per_min: Annotated[int, PER_MIN] = 60
     webhook_allow: Annotated[tuple[Network, ...], BeforeValidator(_networks)] = ()
     tenant_deliveries_max: Annotated[int, Field(ge=1, le=10_000)] = 100
     retention_sessions_days: Annotated[int, Field(ge=0, le=RETENTION_DAYS_MAX)] = 90

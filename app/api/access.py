@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_args
@@ -12,6 +13,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from app.api.bridge import Bridge
+from app.api.limits import Limits, address_of
 from app.api.mutations import answered
 from app.api.problems import Problem
 from app.store import keys
@@ -34,12 +36,16 @@ _WRITTEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request. `id` is the key's; `is_operator` marks BASCULE_ADMIN_KEY."""
+    """Who makes a request. `id` is the key's, `requests_per_min` the limit of its own, if it has one.
+
+    `is_operator` marks BASCULE_ADMIN_KEY, which is not limited.
+    """
 
     tenant: str
     id: str
     scopes: frozenset[str]
     is_operator: bool = False
+    requests_per_min: int | None = None
 
 
 OPERATOR: Final = Caller(DEFAULT_TENANT, ADMIN, frozenset(SCOPES), is_operator=True)
@@ -61,6 +67,7 @@ class GuardedRoute(APIRoute):
 
         async def guarded(request: Request) -> Response:
             caller = await _caller(request)
+            _spend(request, caller)
             if scope not in caller.scopes:
                 raise Problem(
                     "forbidden",
@@ -85,6 +92,21 @@ Authenticated = Annotated[Caller, Depends(_current)]
 """An endpoint's parameter of this type receives the caller."""
 
 
+def _spend(request: Request, caller: Caller) -> None:
+    """Count the request; whoever waits for something long has asked once."""
+    limits: Limits = request.app.state.limits
+    if caller.is_operator or (allowance := limits.spend(caller.id, caller.requests_per_min)) is None:
+        return
+    request.state.limit_headers = allowance.headers
+    if allowance.wait_s:
+        raise Problem(
+            "rate_limited",
+            f"This key may ask each replica {allowance.per_min} times a minute; ask again after the time in"
+            " retry-after, and wait for changes with wait_s or a stream.",
+            headers={"retry-after": str(math.ceil(allowance.wait_s))},
+        )
+
+
 async def _caller(request: Request) -> Caller:
     bridge: Bridge = request.app.state.bridge
     header = request.headers.get("authorization", "").strip()
@@ -100,9 +122,20 @@ async def _caller(request: Request) -> Caller:
         raise _unauthenticated(
             "The header authorization holds no key after the word Bearer; is a variable of the shell unset?"
         )
+    limits: Limits = request.app.state.limits
+    address = address_of(request)
+    if wait_s := limits.wait_s(address, text):
+        raise Problem(
+            "too_many_failures",
+            "Keys that are none came from this address too often, so this one was not looked at; try again"
+            " after the time in retry-after.",
+            headers={"retry-after": str(math.ceil(wait_s))},
+        )
     found = await caller_of(bridge, text)
     if isinstance(found, Problem):
+        limits.failed(address, text)
         raise found
+    limits.succeeded(text)
     return found
 
 
@@ -122,7 +155,7 @@ async def caller_of(bridge: Bridge, text: str) -> Caller | Problem:
         detail = f"This key expired at {key.expires_at:%Y-%m-%dT%H:%M:%SZ}; create another with POST /keys."
         return Problem("key_expired", detail, headers=_CHALLENGE)
     bridge.uses.note(key.tenant, key.id)
-    return Caller(key.tenant, key.id, frozenset(key.scopes))
+    return Caller(key.tenant, key.id, frozenset(key.scopes), requests_per_min=key.requests_per_min)
 
 
 def _is_same(one: str, other: str) -> bool:

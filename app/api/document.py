@@ -13,6 +13,7 @@ from starlette.routing import compile_path
 
 from app.api.access import SCHEME
 from app.api.callbacks import TOKEN_SCHEME
+from app.api.limits import HEADERS as LIMIT_HEADERS
 from app.api.mutations import KEY, KEY_CODES
 from app.api.polls import POLLED
 from app.api.problems import CODES, ProblemBody, documented
@@ -21,6 +22,7 @@ DESCRIPTION: Final = (
     "Forwards the tool calls of Claude Managed Agents sessions to registered webhooks, holds those that need"
     " a person, posts each result back once, and keeps the agent's messages as text."
 )
+_LIMIT_HEADERS: Final = {name: {"$ref": f"#/components/headers/{name}"} for name in LIMIT_HEADERS}
 _METHODS: Final = ("get", "put", "post", "patch", "delete")
 
 
@@ -80,6 +82,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas.update(problem.pop("$defs"))
     problem["properties"]["code"]["enum"] = sorted(CODES)
     schemas["ProblemBody"] = problem
+    document["components"]["headers"] = {
+        name: {"description": description, "schema": {"type": "string"}}
+        for name, description in LIMIT_HEADERS.items()
+    }
     document["components"]["securitySchemes"] = {
         SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "bsk_…"},
         TOKEN_SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "cbt.…"},
@@ -90,6 +96,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
             responses = path.get(method, {}).get("responses", {})
             if "HTTPValidationError" in str(responses.get("422")):
                 del responses["422"]
+            if SCHEME in path.get(method, {}).get("security", [{}])[0]:
+                for status in responses:
+                    if status.startswith(("2", "429")):
+                        responses[status].setdefault("headers", {}).update(_LIMIT_HEADERS)
             if any(one["name"] == KEY for one in path.get(method, {}).get("parameters", ())):
                 _add_codes(responses, KEY_CODES)
             if responses and "422" not in responses and _takes_values(path[method]):

@@ -13,6 +13,7 @@ from app.api.bridge import Given
 from app.api.lists import LIMIT_DEFAULT, Cursor, KeyId, Limit, ListOf, encode_cursor, moment_after
 from app.api.mutations import Mutating
 from app.api.problems import Problem, documented, not_found
+from app.settings import REQUESTS_PER_MIN_MAX
 from app.store import audit, keys
 from app.store.audit import Entry, Kind
 from app.store.keys import SCOPES, Key, Scope
@@ -45,6 +46,13 @@ class KeyBody(BaseModel):
         None, ge=1, le=EXPIRES_IN_S_MAX, description="Then it is refused; null: it does not expire."
     )
 
+    requests_per_min: int | None = Field(
+        None,
+        ge=1,
+        le=REQUESTS_PER_MIN_MAX,
+        description="How often it may ask one replica; null: as BASCULE_KEY_REQUESTS_PER_MIN says.",
+    )
+
     @field_validator("name")
     @classmethod
     def _printable(cls, value: str) -> str:
@@ -64,6 +72,7 @@ class KeyView(BaseModel):
     revoked_at: datetime | None
     expires_at: datetime | None = Field(description="By the database's clock; null: it does not expire.")
     last_used_at: datetime | None = Field(description="To about a minute; null: never, as far as is known.")
+    requests_per_min: int | None = Field(description="null: as BASCULE_KEY_REQUESTS_PER_MIN says.")
 
 
 class NewKeyView(KeyView):
@@ -83,7 +92,12 @@ async def create_key(body: KeyBody, mutation: Mutating, caller: Authenticated) -
     tenant = tenant_of(caller, body.tenant)
     async with mutation.begin() as connection:
         key, text = await keys.create(
-            connection, tenant, body.name, body.scopes, expires_in_s=body.expires_in_s
+            connection,
+            tenant,
+            body.name,
+            body.scopes,
+            expires_in_s=body.expires_in_s,
+            requests_per_min=body.requests_per_min,
         )
         await audit.append(connection, [_entry("key.created", caller, key)])
     return NewKeyView(**_view(key).model_dump(), key=text)
@@ -156,4 +170,5 @@ def _view(key: Key) -> KeyView:
         revoked_at=key.revoked_at,
         expires_at=key.expires_at,
         last_used_at=key.last_used_at,
+        requests_per_min=key.requests_per_min,
     )

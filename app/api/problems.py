@@ -82,6 +82,8 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "not_editable": (422, "The call's input cannot be edited"),
     "input_unfit": (422, "The edited input cannot run"),
     "rule_unfit": (422, "No rule can be made of the call"),
+    "rate_limited": (429, "The key asks too often"),
+    "too_many_failures": (429, "Too many wrong keys came from the address"),
     "internal_error": (500, "The service failed"),
     "too_many_streams": (503, "Too many streams are open"),
     "database_unavailable": (503, "The database cannot be reached"),
@@ -239,7 +241,10 @@ def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
-_SHARED: Final = ("unauthenticated", "key_expired", "forbidden", "internal_error", "database_unavailable")
+_SHARED: Final = (
+    "unauthenticated", "key_expired", "forbidden", "rate_limited", "too_many_failures", "internal_error",
+    "database_unavailable",
+)  # fmt: skip
 _MALFORMED: Final = "The request is malformed; `errors` names each member and what it must be."
 
 

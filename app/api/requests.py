@@ -41,7 +41,9 @@ class Requests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request_id
+                headers.update(scope["state"].get("limit_headers", {}))
             await send(message)
 
         started = time.perf_counter()

@@ -6,6 +6,7 @@ A link's page shows a button and changes nothing; so a mail scanner or a preview
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from typing import Annotated, Final
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from fastapi.responses import RedirectResponse
 from app.api.access import OPERATOR, Caller
 from app.api.access import caller_of as owner_of
 from app.api.bridge import Bridge, Given
+from app.api.limits import Buckets, address_of
 from app.api.problems import Problem
 from app.console.access import (
     PUBLIC,
@@ -28,12 +30,13 @@ from app.console.access import (
     shown_to,
     viewer_of,
 )
-from app.console.attempts import Attempts
 from app.console.pages import STATIC, page, static, tagged
 from app.logs import logger
 from app.store import passes
 from app.store.passes import TOKEN_CHARS_MAX
 
+FAILURES_PER_MIN: Final = 10
+"""Sign-ins of one address that may fail."""
 _NEXT: Final = re.compile(r"/console(?:/[A-Za-z0-9_.~%/-]*)?")
 
 log = logger(__name__)
@@ -67,19 +70,19 @@ async def sign_in_page(
 
 @router.post("/console/sign-in", **PUBLIC)
 async def sign_in(request: Request, bridge: Given, form: Form) -> Response:
-    attempts: Attempts = request.app.state.sign_ins
-    address = request.client.host if request.client else ""
+    failures: Buckets = request.app.state.sign_ins
+    address = address_of(request)
     now = asyncio.get_running_loop().time()
     where = _next(form.get("next", ""))
     shown = {"link": None, "next": where, "is_embedded": bridge.settings.is_embedded}
-    if (wait_s := attempts.wait_s(address, now)) > 0:
-        refusal = f"Too many failed sign-ins. Try again in {wait_s:.0f} seconds."
+    if (wait_s := failures.wait_s(address, FAILURES_PER_MIN, now)) > 0:
+        refusal = f"Too many failed sign-ins. Try again in {math.ceil(wait_s)} seconds."
         response = page(request, "sign_in.html", status=429, refusal=refusal, **shown)
-        response.headers["retry-after"] = str(int(wait_s) + 1)
+        response.headers["retry-after"] = str(math.ceil(wait_s))
         return response
     caller, refusal = await _who(bridge, form)
     if caller is None:
-        attempts.failed(address, now)
+        failures.take(address, FAILURES_PER_MIN, now)
         log.warning("sign_in_failed", address=address)
         return page(request, "sign_in.html", status=401, refusal=refusal, **shown)
     proof = operator_proof(bridge) if caller.is_operator else None

@@ -46,6 +46,7 @@ class Key:
     revoked_at: datetime | None
     expires_at: datetime | None
     last_used_at: datetime | None
+    requests_per_min: int | None
 
 
 def is_plausible(key: str) -> bool:
@@ -63,6 +64,7 @@ async def create(
     scopes: Sequence[Scope],
     *,
     expires_in_s: int | None = None,
+    requests_per_min: int | None = None,
 ) -> tuple[Key, str]:
     """Create a key, and its tenant if that is new; return it with its text, which nobody can read again."""
     await connection.execute(upsert(tables.tenants).values(id=tenant).on_conflict_do_nothing())
@@ -78,6 +80,7 @@ async def create(
                 hash=_hash(text),
                 scopes=sorted(set(scopes), key=SCOPES.index),
                 expires_at=None if expires_in_s is None else func.now() + timedelta(seconds=expires_in_s),
+                requests_per_min=requests_per_min,
             )
             .returning(_keys)
         )
@@ -162,4 +165,5 @@ def _key(row: Row[Any]) -> Key:
         revoked_at=row.revoked_at,
         expires_at=row.expires_at,
         last_used_at=row.last_used_at,
+        requests_per_min=row.requests_per_min,
     )

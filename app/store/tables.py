@@ -71,6 +71,7 @@ keys = Table(
     Column("revoked_at", DateTime(timezone=True)),
     Column("expires_at", DateTime(timezone=True)),
     Column("last_used_at", DateTime(timezone=True), comment="to about a minute: replicas gather uses"),
+    Column("requests_per_min", Integer, comment="null: as the settings say"),
     PrimaryKeyConstraint("tenant", "id"),
     Index(None, "hash", unique=True),
 )

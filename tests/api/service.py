@@ -21,6 +21,9 @@ from tests.store.rows import SECRETS
 ADMIN_KEY = "an-admin-key-for-tests"
 AS_ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
+SETTINGS = Settings(admin_key=SecretStr(ADMIN_KEY), address_failures_per_min=0)
+"""Tests fail to present good keys more often than anybody should."""
+
 
 @dataclass(frozen=True)
 class Service:
@@ -50,10 +53,11 @@ async def served(
     check_url: Callable[[str], str | None] = _https_only,
     *,
     secrets: Secrets = SECRETS,
+    settings: Settings = SETTINGS,
 ) -> AsyncIterator[Service]:
     wakeups = Wakeups(url, engine)
     bridge = Bridge(
-        settings=Settings(admin_key=SecretStr(ADMIN_KEY)),
+        settings=settings,
         engine=engine,
         secrets=secrets,
         wakeups=wakeups,

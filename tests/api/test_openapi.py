@@ -43,8 +43,9 @@ def test_every_reference_leads_somewhere_and_every_failure_is_a_problem() -> Non
             return own + [ref for member in value.values() for ref in references(member)]
         return [ref for member in value for ref in references(member)] if isinstance(value, list) else []
 
-    schemas = {f"#/components/schemas/{name}" for name in whole["components"]["schemas"]}
-    assert set(references(whole)) == schemas
+    kinds = ("schemas", "headers")
+    there = {f"#/components/{kind}/{name}" for kind in kinds for name in whole["components"][kind]}
+    assert set(references(whole)) == there
     for path, operations in whole["paths"].items():
         for operation in operations.values():
             for status, answer in operation["responses"].items():

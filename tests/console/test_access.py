@@ -12,9 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.api.bridge import Bridge
 from app.console.access import caller_of
-from app.console.attempts import FAILURES_MAX
 from app.console.inbox import CARDS_MAX
-from app.console.sign_in import sign_in_link
+from app.console.sign_in import FAILURES_PER_MIN, sign_in_link
 from app.core.calls import digest
 from app.store import keys, passes, tables
 from tests.console.service import ADMIN_KEY, Site, serving
@@ -231,7 +230,7 @@ async def test_a_key_sees_only_the_pages_of_its_scopes(site: Site) -> None:
 
 async def test_too_many_failed_sign_ins_have_to_wait(site: Site) -> None:
     visitor = await site.visitor()
-    for _ in range(FAILURES_MAX):
+    for _ in range(FAILURES_PER_MIN):
         assert 401 == (await visitor.post("/console/sign-in", data={"key": "wrong"})).status_code
     answer = await visitor.post("/console/sign-in", data={"key": ADMIN_KEY})
     assert 429 == answer.status_code
