@@ -46,6 +46,7 @@ async def test_looking_at_any_address_changes_nothing(site: Site) -> None:
         "session_id": "sesn_1", "call_id": "tu_1", "event_id": "m_1", "name": "bash",
         "credential": "team", "subscription": "all", "rule_id": rule_id,
         "key_id": "key_" + "a" * 24, "test_id": "test_" + "a" * 24,
+        "send_id": "send_" + "a" * 24, "attach_rule": "all",
     }  # fmt: skip
     before = await everything(site.engine)
     walked = [route.path for route in every_route(create_app(site.bridge))]
