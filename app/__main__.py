@@ -16,7 +16,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import httpx
 import typer
 
-from app.settings import Settings, SettingsError, read_settings
+from app.commands.doctor import doctor
+from app.settings import ADMIN_KEY_FILE, Settings, SettingsError, read_settings
 from app.simulator.script import names
 
 REQUEST_LIMIT_S = 30.0
@@ -35,6 +36,7 @@ secrets = typer.Typer(no_args_is_help=True, help="Rotate BASCULE_SECRET_KEY, whi
 app.add_typer(secrets, name="secrets")
 audit = typer.Typer(no_args_is_help=True, help="Check the audit in the database.")
 app.add_typer(audit, name="audit")
+app.command()(doctor)
 
 Url = Annotated[str, typer.Option(envvar="BASCULE_URL", help="Where the service listens.")]
 AdminKey = Annotated[
@@ -267,8 +269,6 @@ def _request(
 
 
 def _stored_admin_key() -> str:
-    from app.serve import ADMIN_KEY_FILE
-
     path = _settings().data_dir / ADMIN_KEY_FILE
     try:
         return path.read_text(encoding="utf-8").strip()

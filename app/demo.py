@@ -28,7 +28,7 @@ from app import serve
 from app.console.sign_in import sign_in_link
 from app.logs import set_up_logs
 from app.main import build_bridge, create_app
-from app.settings import Settings, SettingsError, read_settings
+from app.settings import ADMIN_KEY_FILE, Settings, SettingsError, read_settings
 from app.simulator.server import running
 from app.simulator.world import World
 
@@ -104,9 +104,7 @@ async def _demo(settings: Settings, database_url: str, tool_url: str | None) -> 
                 trust_env=False,
             ) as http:
                 session_id = upstream.create("demo").id
-                story = _Story(
-                    http, base, session_id, str((settings.data_dir / serve.ADMIN_KEY_FILE).resolve())
-                )
+                story = _Story(http, base, session_id, str((settings.data_dir / ADMIN_KEY_FILE).resolve()))
                 say(f"The console, where calls are decided: {await sign_in_link(bridge, base)}")
                 say("(The link signs you in once, within 15 minutes.)")
                 await story.begin(tool, own=tool_url)

@@ -26,7 +26,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.console.sign_in import sign_in_link
 from app.logs import logger, set_up_logs
 from app.main import build_bridge, create_app
-from app.settings import SECRET_KEY_BYTES, Settings, secret_keys, unknown_variables
+from app.settings import (
+    ADMIN_KEY_FILE,
+    SECRET_KEY_BYTES,
+    SECRET_KEY_FILE,
+    Settings,
+    secret_keys,
+    unknown_variables,
+)
 from app.store import audit
 from app.store.audit import Verified
 from app.store.database import create_engine
@@ -34,8 +41,6 @@ from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import is_current, migrate, new_revision
 from app.store.secrets import Secrets
 
-SECRET_KEY_FILE: Final = "secret.key"  # noqa: S105 - a name, no secret
-ADMIN_KEY_FILE: Final = "admin.key"
 STOP_LIMIT_S: Final = 40
 """How long requests that are under way may take after a signal."""
 BACKLOG: Final = 2048

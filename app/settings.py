@@ -31,7 +31,12 @@ UNPREFIXED: Final = frozenset({"anthropic_api_key", "anthropic_webhook_signing_k
 SWEEP_S_MIN: Final = 10
 SWEEP_S_MAX: Final = 86_400
 FOREIGN_PREFIXES: Final = ("BASCULE_TEST_",)
-"""Variables of ours that are no settings of the service."""
+FOREIGN_VARIABLES: Final = frozenset({"BASCULE_URL", "BASCULE_KEY"})
+"""Variables of ours that are no settings of the service: of the tests, and of the commands that ask it."""
+
+SECRET_KEY_FILE: Final = "secret.key"  # noqa: S105 - a name, no secret
+ADMIN_KEY_FILE: Final = "admin.key"
+"""Where `data_dir` keeps the keys that were generated for the embedded database."""
 
 SECRET_KEY_BYTES: Final = 32
 ADMIN_KEY_CHARS_MIN: Final = 16
@@ -103,6 +108,13 @@ def _admin_key(value: SecretStr) -> SecretStr:
     return value
 
 
+def _header_value(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        raise ValueError("must be visible ASCII characters without spaces or line ends")
+    return value
+
+
 def _requests_per_min(value: int) -> int:
     if value != 0 and not REQUESTS_PER_MIN_MIN <= value <= REQUESTS_PER_MIN_MAX:
         raise ValueError(f"must be {REQUESTS_PER_MIN_MIN} to {REQUESTS_PER_MIN_MAX}, or 0 for no limit")
@@ -127,7 +139,7 @@ class Settings(BaseModel):
     public_url: HttpUrl | None = None
     upstream_url: HttpUrl = "https://api.anthropic.com"
     upstream_requests_per_min: Annotated[int, AfterValidator(_requests_per_min)] | None = None
-    anthropic_api_key: SecretStr | None = None
+    anthropic_api_key: Annotated[SecretStr, AfterValidator(_header_value)] | None = None
     anthropic_webhook_signing_key: Annotated[SecretStr, AfterValidator(_signing_keys)] | None = None
     sessions_sweep_s: Annotated[int, AfterValidator(_sweep_s)] = 300
     secret_key: Annotated[SecretStr, AfterValidator(_secret_keys)] | None = None
@@ -203,7 +215,9 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return sorted(
         name
         for name in environ
-        if name.startswith(PREFIX) and name not in known and not name.startswith(FOREIGN_PREFIXES)
+        if name.startswith(PREFIX)
+        and name not in known | FOREIGN_VARIABLES
+        and not name.startswith(FOREIGN_PREFIXES)
     )
 
 

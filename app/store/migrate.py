@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from alembic import command
@@ -37,28 +38,51 @@ async def migrate(engine: AsyncEngine) -> None:
             await connection.commit()
 
 
-async def is_current(engine: AsyncEngine) -> bool:
-    """Whether the database is at this version's schema, or ahead of it by a rolling upgrade."""
-    script = ScriptDirectory.from_config(_config())
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Which revision a database is at, None before the first, and which this version needs (`head`).
+
+    `is_known` is False when this version has never heard of the revision.
+    """
+
+    revision: str | None
+    head: str | None
+    is_known: bool
+
+    @property
+    def is_later(self) -> bool:
+        """Whether a later version has migrated the database, as in a rolling upgrade."""
+        return self.revision is not None and not self.is_known
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this version can serve with it."""
+        return self.is_later or (self.revision is not None and self.revision == self.head)
+
+
+async def read_schema(engine: AsyncEngine) -> Schema:
+    """Return where the database stands."""
     async with engine.connect() as connection:
-        current = await connection.run_sync(_revision)
-    return current == script.get_current_head() or _is_ahead(script, current)
+        return await connection.run_sync(_schema)
+
+
+def _schema(connection: Connection) -> Schema:
+    script = ScriptDirectory.from_config(_config())
+    revision = MigrationContext.configure(connection).get_current_revision()
+    known = {one.revision for one in script.walk_revisions()}
+    return Schema(revision, script.get_current_head(), revision in known)
 
 
 def _upgrade(connection: Connection) -> None:
-    config = _config(connection)
-    current = _revision(connection)
+    is_later = _schema(connection).is_later
     connection.rollback()  # Alembic commits only what it began itself
-    if not _is_ahead(ScriptDirectory.from_config(config), current):
-        command.upgrade(config, "head")
+    if not is_later:
+        command.upgrade(_config(connection), "head")
 
 
-def _revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
-
-
-def _is_ahead(script: ScriptDirectory, revision: str | None) -> bool:
-    return revision is not None and revision not in {one.revision for one in script.walk_revisions()}
+async def is_current(engine: AsyncEngine) -> bool:
+    """Whether the database is at this version's schema, or ahead of it by a rolling upgrade."""
+    return (await read_schema(engine)).is_current
 
 
 def new_revision(connection: Connection, message: str) -> None:

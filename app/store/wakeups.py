@@ -130,6 +130,15 @@ class Wakeups:
                 await task
             self.works = False
 
+    async def proven(self) -> bool:
+        """Listen once, and tell whether what the pool sends comes back; for who checks the set-up.
+
+        Raises:
+            OSError, asyncpg.PostgresError, asyncpg.InterfaceError: `url` does not lead to PostgreSQL.
+        """
+        async with self._listening():
+            return await self._echo_returns()
+
     @property
     def is_heard(self) -> bool:
         """Whether somebody listens for a key of its own."""

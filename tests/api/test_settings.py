@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from app.serve import ADMIN_KEY_FILE, SECRET_KEY_FILE, with_stored_keys
-from app.settings import Settings, SettingsError, read_settings, secret_keys, unknown_variables, variable
+from app.serve import with_stored_keys
+from app.settings import (
+    ADMIN_KEY_FILE,
+    SECRET_KEY_FILE,
+    Settings,
+    SettingsError,
+    read_settings,
+    secret_keys,
+    unknown_variables,
+    variable,
+)
 
 SETTINGS = Path(__file__).parents[2] / "docs" / "settings.md"
 KEY = base64.b64encode(bytes(32)).decode()

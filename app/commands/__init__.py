@@ -1,0 +1,1 @@
+"""The commands of `bascule`: clients of the service's API, one file a noun, and those of this machine."""
