@@ -157,7 +157,8 @@ async def _examine_store(settings: Settings, url: str, tell: Report) -> _Stored 
         async with engine.connect() as connection:
             return _Stored(ways, await inventory.webhooks(connection, WEBHOOKS_MAX))
     except (SQLAlchemyError, *database.FAULTS) as error:
-        detail = f"It answered, and then failed: {(str(error).splitlines() or [type(error).__name__])[0]}."
+        cause = getattr(error, "orig", error).__cause__ or error  # without what SQLAlchemy puts around it
+        detail = f"It answered, and then failed: {(str(cause).splitlines() or [type(cause).__name__])[0]}."
         remedy = "See PostgreSQL's log; behind a pooler set BASCULE_DATABASE_DIRECT_URL as well."
         tell(Finding("database", "failed", detail, remedy))
         return None
