@@ -62,8 +62,8 @@ nightly: $(VENV)/.dev ## 20,000 fresh seeds, then the long stories
 	$(BIN)/python -m pytest -m nightly
 
 lock: ## resolve the lock files again (needs uv)
-	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded -o requirements.lock pyproject.toml
-	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
+	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded --extra otel -o requirements.lock pyproject.toml
+	uv pip compile -q --python-version 3.11 --universal --generate-hashes --no-header --extra embedded --extra otel --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
 
 bench: $(VENV)/.run ## what a call costs, alone and among 50 sessions
 	$(BIN)/python -m bench.calls

@@ -14,7 +14,16 @@ from structlog.typing import Processor
 
 from app.settings import Settings
 
-NOISY_LOGGERS = ("sqlalchemy", "asyncpg", "aiohttp.access", "uvicorn.access", "alembic", "httpx", "httpcore")
+NOISY_LOGGERS = (
+    "sqlalchemy",
+    "asyncpg",
+    "aiohttp.access",
+    "uvicorn.access",
+    "alembic",
+    "httpx",
+    "httpcore",
+    "urllib3",
+)
 """Libraries whose lines below a warning may show statements, parameters or paths."""
 
 

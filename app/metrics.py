@@ -35,6 +35,11 @@ WAKEUPS: Final = Gauge("bascule_wakeups_working", "1 if wake-ups work, 0 if the 
 POOL: Final = Gauge(
     "bascule_pool_connections", "Database connections for requests: in use, and at most.", ["which"]
 )
+SPANS: Final = Counter(
+    "bascule_spans",
+    "Spans of traces: `exported`, `failed`, or `dropped` because the collector is slower than they come.",
+    ["outcome"],
+)
 
 SESSIONS: Final = Gauge("bascule_sessions", "Served attachments by status.", ["status"])
 CALLS: Final = Gauge("bascule_calls_open", "Calls that are not over, by state.", ["state"])

@@ -23,6 +23,7 @@ from app.store.credentials import DEFAULT, Stored
 from app.store.keys import DEFAULT_TENANT
 from app.store.secrets import Secrets
 from app.store.wakeups import Wakeups
+from app.traces import tracing
 from app.upstream.client import UpstreamClient
 from app.upstream.headers import Credential
 from app.upstream.transport import open_session
@@ -57,6 +58,7 @@ async def replica(
         open_session(STREAMS_MAX, for_streams=True) as streams,
         open_session(REQUESTS_MAX) as requests,
         open_session(SENDS_MAX) as sends,
+        tracing(settings.traces_url) as traces,
     ):
 
         def client_for(
@@ -90,6 +92,7 @@ async def replica(
         fleet = Fleet(
             replica_id, engine, secrets, wakeups, deliverer, client_for,
             base_url=settings.base_url, budget_for=budget_for, sweep_s=settings.sessions_sweep_s,
+            traces=traces,
         )  # fmt: skip
         notifier = Notifier(
             replica_id, engine, secrets, wakeups, Door(egress),

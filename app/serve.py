@@ -40,6 +40,7 @@ from app.store.database import create_engine
 from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import is_current, migrate, new_revision
 from app.store.secrets import Secrets
+from app.traces import can_trace
 
 STOP_LIMIT_S: Final = 40
 """How long requests that are under way may take after a signal."""
@@ -62,6 +63,11 @@ def serve(settings: Settings, environ: Mapping[str, str]) -> None:
     Raises:
         CannotServeError: something that it needs is missing.
     """
+    if settings.traces_url is not None and not can_trace():
+        raise CannotServeError(
+            "OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, for which packages are missing;"
+            " install bascule[otel], or unset the variable"
+        )
     set_up_logs(settings)
     for name in unknown_variables(environ):
         log.warning("unknown_setting", variable=name, remedy="see docs/settings.md")

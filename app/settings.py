@@ -26,7 +26,16 @@ from pydantic import (
 from app.core.signatures import key_of
 
 PREFIX: Final = "BASCULE_"
-UNPREFIXED: Final = frozenset({"anthropic_api_key", "anthropic_webhook_signing_key"})
+UNPREFIXED: Final = frozenset(
+    {
+        "anthropic_api_key",
+        "anthropic_webhook_signing_key",
+        "otel_exporter_otlp_endpoint",
+        "otel_exporter_otlp_traces_endpoint",
+        "otel_exporter_otlp_protocol",
+        "otel_sdk_disabled",
+    }
+)
 """Settings whose variable has no prefix, because other software names it so."""
 SWEEP_S_MIN: Final = 10
 SWEEP_S_MAX: Final = 86_400
@@ -153,6 +162,10 @@ class Settings(BaseModel):
     migrate: bool = False
     log_format: Literal["json", "text"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otel_exporter_otlp_endpoint: HttpUrl | None = None
+    otel_exporter_otlp_traces_endpoint: HttpUrl | None = None
+    otel_exporter_otlp_protocol: Literal["http/protobuf"] = "http/protobuf"
+    otel_sdk_disabled: bool = False
 
     @property
     def is_embedded(self) -> bool:
@@ -166,6 +179,13 @@ class Settings(BaseModel):
             return self.public_url
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host  # noqa: S104 - compared only
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where spans go; None if nothing is traced."""
+        base = self.otel_exporter_otlp_endpoint
+        url = self.otel_exporter_otlp_traces_endpoint or (base and f"{base}/v1/traces")
+        return None if self.otel_sdk_disabled else url
 
     @property
     def upstream_limit_per_min(self) -> int:

@@ -142,7 +142,11 @@ class Deliveries:
         if body is None:
             body, key_id = self._tasks.parts.callbacks.body(call, tool, lease)
         body = self._tasks.parts.callbacks.sent(body, key_id, call, lease)
-        request = DeliveryRequest(lease.tenant, lease.session_id, call, tool, body, call.attempts)
+        traces = self._tasks.traces
+        request = DeliveryRequest(
+            lease.tenant, lease.session_id, call, tool, body, call.attempts,
+            is_sampled=traces is None or traces.is_sampled(call.id),
+        )  # fmt: skip
         outcome = await self._tasks.parts.deliverer.deliver(request, _AttemptLog(self, call, tool, url))
         self._waiting.discard(call.id)
         if outcome.result is None:
@@ -192,6 +196,10 @@ class Deliveries:
             if not is_stored and is_first:
                 raise _NotStartedError
         self._waiting.discard(start.call_id)
+
+    def trace(self, call: Call, report: AttemptReport) -> None:
+        if self._tasks.traces is not None:
+            self._tasks.traces.attempted(call, report)
 
     async def note_ended(self) -> None:
         """Let the store know at once how attempts went; after the run, `drain` does."""
@@ -318,6 +326,7 @@ class _AttemptLog:
         tool = self._tool
         took_s = (report.finished_ms - report.started_ms) / 1000
         metrics.DELIVERIES.labels(outcome=report.code or "ok").observe(took_s)
+        self._deliveries.trace(self._call, report)
         self._deliveries.ended.append(
             AttemptEnd(
                 self._call.id,

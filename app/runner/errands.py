@@ -246,16 +246,18 @@ class Errands:
             async with self._budget.turn(Priority.ANSWER):
                 await self._tasks.trust(SEND_S)
                 self._leaving.add(key)
-                began, outcome = asyncio.get_running_loop().time(), "unknown"
+                began, outcome, status = asyncio.get_running_loop().time(), "unknown", None
                 try:
                     await self._client.send(self._lease.session_id, effect.event)
                     outcome = "accepted"
                 except UpstreamError as error:
-                    outcome = error.failure.reach
+                    outcome, status = error.failure.reach, error.failure.status
                     raise
                 finally:
                     took_s = asyncio.get_running_loop().time() - began
                     metrics.POSTS.labels(outcome=outcome).observe(took_s)
+                    if self._tasks.traces is not None:
+                        self._tasks.traces.posted(effect.call_id, outcome, status, took_s)
         except UpstreamError as error:
             failure = error.failure
         finally:

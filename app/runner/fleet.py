@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -39,6 +39,9 @@ from app.store.wakeups import Wakeups, is_for_runners, notify, wish_key
 from app.store.writer import Writer
 from app.upstream.client import UpstreamClient
 from app.webhooks.delivery import Deliverer
+
+if TYPE_CHECKING:
+    from app.otel import Traces
 
 POLL_S: Final = 1.0
 """How often the database is asked, whether or not a wake-up came."""
@@ -124,7 +127,7 @@ class Fleet:
     `client_for` makes the upstream client of an attachment from its tenant, credential name, extra headers,
     and that credential if it is stored; it returns None when there is none. Tools reach the service at
     `base_url`. `budget_for` gives the budget of a tenant's credential that goes to a URL. The lists of
-    sessions are swept every `sweep_s` seconds, 0 for never.
+    sessions are swept every `sweep_s` seconds, 0 for never. `traces` is None where nothing is traced.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class Fleet:
         budget_for: Callable[[str, str, str], Budget | Unlimited] = lambda *_: UNLIMITED,
         sweep_s: float = 0.0,
         draw: Callable[[], float] = random.random,
+        traces: Traces | None = None,
     ) -> None:
         self.replica_id = replica_id
         self._engine = engine
@@ -149,7 +153,9 @@ class Fleet:
         self._budget_for = budget_for
         self._writer = Writer(engine, replica_id)
         callbacks = Callbacks(base_url, secrets)
-        self._parts = Parts(replica_id, engine, self._writer, deliverer, callbacks, self.trusted_for_s, draw)
+        self._parts = Parts(
+            replica_id, engine, self._writer, deliverer, callbacks, self.trusted_for_s, draw, traces=traces
+        )
         self._tests = ToolTests(replica_id, engine, secrets, deliverer)
         self._lookout = Lookout(engine, secrets, client_for, budget_for, sweep_s=sweep_s)
         self._runs: dict[tuple[str, str], _Run] = {}

@@ -27,6 +27,7 @@ from app.runner.observers import Observers
 from app.runner.saving import Saving
 from app.runner.steering import Steering
 from app.runner.tasks import Parts, Tasks
+from app.runner.tracing import CallTraces
 from app.store import runs
 from app.store.batches import Batch, ContradictionError
 from app.store.database import is_unavailable
@@ -75,7 +76,8 @@ class SessionRunner:
         self._is_stopping = False
         self._is_lost = False
         orphans = [call.id for call in start.calls if call.state == "dispatched"]
-        self._tasks = Tasks(lease, parts, self._inbox, self._fail)
+        self._traces = None if parts.traces is None else CallTraces(parts.traces, lease, start.calls)
+        self._tasks = Tasks(lease, parts, self._inbox, self._fail, self._traces)
         self._deliveries = Deliveries(self._tasks)
         self._deliveries.tools = tools
         self._observers = Observers(self._tasks)
@@ -265,6 +267,9 @@ class SessionRunner:
             if call.result is not None:
                 self._deliveries.kept(call.id)
         tell(self.lease.session_id, batch)
+        if self._traces is not None:
+            self._traces.primary_thread_id = self._machine.progress.primary_thread_id
+            self._traces.committed(batch)
 
     async def _save_message(self, message: p.Snapshot) -> None:
         try:

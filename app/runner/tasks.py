@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -13,9 +13,13 @@ from app.core import protocol as p
 from app.logs import logger
 from app.runner.budget import UNLIMITED, Budget, Unlimited
 from app.runner.callbacks import Callbacks
+from app.runner.tracing import CallTraces
 from app.store.leases import Lease
 from app.store.writer import Writer
 from app.webhooks.delivery import Deliverer
+
+if TYPE_CHECKING:
+    from app.otel import Traces
 
 TRUST_POLL_S: Final = 0.2
 
@@ -29,7 +33,7 @@ class Parts:
     """What every run of a replica shares.
 
     `trusted_for_s` says for how many seconds the replica's leases still hold, `draw` is a random number in
-    [0, 1). `budget` is shared by the runs of one credential.
+    [0, 1). `budget` is shared by the runs of one credential. `traces` is None where nothing is traced.
     """
 
     replica_id: str
@@ -40,6 +44,7 @@ class Parts:
     trusted_for_s: Callable[[], float]
     draw: Callable[[], float]
     budget: Budget | Unlimited = UNLIMITED
+    traces: Traces | None = None
 
 
 class Tasks:
@@ -55,8 +60,9 @@ class Tasks:
         parts: Parts,
         inbox: asyncio.Queue[p.Notice],
         failed: Callable[[BaseException], None],
+        traces: CallTraces | None = None,
     ) -> None:
-        self.lease, self.parts, self.inbox = lease, parts, inbox
+        self.lease, self.parts, self.inbox, self.traces = lease, parts, inbox, traces
         self.is_lost = self.has_left = False
         self._failed = failed
 

@@ -89,7 +89,8 @@ _NOT_SENT: Final = "Nothing was sent to the tool; it has not run."
 class DeliveryRequest:
     """What is to be delivered. `body` is the stored bytes; `attempt` numbers the first attempt from here.
 
-    A test is sent also while the endpoint is down, and counts for its health.
+    `is_sampled` is what the tool is told of the trace. A test is sent also while the endpoint is down, and
+    counts for its health.
     """
 
     tenant: str
@@ -98,7 +99,7 @@ class DeliveryRequest:
     tool: Tool
     body: bytes
     attempt: int = 1
-    traceparent: str | None = None
+    is_sampled: bool = True
     is_test: bool = False
 
 
@@ -308,7 +309,7 @@ class Deliverer:
             body=request.body,
             attempt=number,
             deadline_s=wall + left_s,
-            traceparent=request.traceparent,
+            is_sampled=request.is_sampled,
             version=self._version,
         )
         came = await self._door.post(

@@ -10,9 +10,10 @@ from typing import Final
 
 from app.core.headers import is_refused_webhook, is_well_formed
 from app.core.notifications import link
+from app.core.traces import traceparent
 from app.webhooks.attempt import STATUS_REPLY_BYTES_MAX, Answer, Door
 from app.webhooks.delivery import retry_after_s
-from app.webhooks.wire import CONTENT_TYPE, sign, trace
+from app.webhooks.wire import CONTENT_TYPE, sign
 
 SEND_LIMIT_S: Final = 10.0
 """One attempt, from the look-up to the end of the answer."""
@@ -67,7 +68,7 @@ async def send(
         "webhook-timestamp": str(now),
         "webhook-signature": sign((key,), webhook_id, now, body),
         "bascule-attempt": str(attempt),
-        "traceparent": trace(webhook_id, attempt),
+        "traceparent": traceparent(webhook_id, attempt),
     }
     came = await door.post(
         url, headers, body, timeout_s=SEND_LIMIT_S, reply_bytes_max=STATUS_REPLY_BYTES_MAX, reuse=False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,6 +10,7 @@ from app.core.calls import Call, digest
 from app.core.headers import is_refused_webhook, is_well_formed
 from app.core.signatures import signature
 from app.core.tools import Tool
+from app.core.traces import traceparent
 
 CONTENT_TYPE: Final = "application/json"
 _NO_TOKEN: Final = b'","token":""}}}'
@@ -82,7 +82,7 @@ def headers(
     body: bytes,
     attempt: int,
     deadline_s: float,
-    traceparent: str | None = None,
+    is_sampled: bool = True,
     version: str,
 ) -> dict[str, str]:
     """The headers of one attempt.
@@ -108,13 +108,5 @@ def headers(
         "webhook-signature": sign(tool.keys_at(now), webhook_id, int(now), body),
         "bascule-attempt": str(attempt),
         "bascule-deadline": str(int(deadline_s)),
-        "traceparent": traceparent or trace(webhook_id, attempt),
+        "traceparent": traceparent(webhook_id, attempt, is_sampled=is_sampled),
     }
-
-
-def trace(webhook_id: str, attempt: int) -> str:
-    """A W3C `traceparent` for an attempt that belongs to no trace yet: one trace per call, a span each."""
-    trace_id = hashlib.sha256(webhook_id.encode()).hexdigest()[:32]
-    span_id = hashlib.sha256(f"{webhook_id} {attempt}".encode()).hexdigest()[:16]
-    # Sampled: a receiver that follows its caller would record nothing otherwise.
-    return f"00-{trace_id}-{span_id}-01"

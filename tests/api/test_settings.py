@@ -57,6 +57,19 @@ def test_everything_can_be_set() -> None:
 
 
 @pytest.mark.parametrize(
+    ("environ", "url"),
+    [
+        ({}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}, "http://collector:4318/v1/traces"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://traces.example/in"}, "https://traces.example/in"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318", "OTEL_SDK_DISABLED": "true"}, None),
+    ],
+)
+def test_the_standard_variables_say_where_traces_go(environ: dict[str, str], url: str | None) -> None:
+    assert url == read_settings(environ).traces_url
+
+
+@pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"BASCULE_SECRET_KEY": ""}, "openssl rand -base64 32"),
@@ -67,6 +80,7 @@ def test_everything_can_be_set() -> None:
         ({"BASCULE_DATABASE_URL": "postgresql+asyncpg://x/y"}, "BASCULE_DATABASE_URL"),
         ({"BASCULE_DATABASE_URL": "", "BASCULE_DATABASE_DIRECT_URL": "postgresql://x/y"}, "set both"),
         ({"BASCULE_PORT": "65536"}, "BASCULE_PORT"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf"),
         ({"BASCULE_WEBHOOK_ALLOW": "10.0.0.1/8"}, "BASCULE_WEBHOOK_ALLOW"),
         ({"BASCULE_UPSTREAM_URL": "ftp://x"}, "BASCULE_UPSTREAM_URL"),
         ({"BASCULE_PUBLIC_URL": "https://user:pw@x"}, "BASCULE_PUBLIC_URL"),

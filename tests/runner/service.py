@@ -87,12 +87,14 @@ async def replicating(
     *,
     api_key: str | None = "sk-ant-api-test",
     sweep_s: float = 0.0,
+    collector_url: str | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """One replica with its api, on a database and an upstream that others may share."""
     settings = Settings(
         admin_key=SecretStr(ADMIN_KEY),
         anthropic_api_key=None if api_key is None else SecretStr(api_key),
         upstream_url=upstream_url,
+        otel_exporter_otlp_endpoint=collector_url,
     ).model_copy(update={"sessions_sweep_s": sweep_s})
     wakeups = Wakeups(url, engine)
     egress = Egress([ipaddress.ip_network("127.0.0.0/8")])

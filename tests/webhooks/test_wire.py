@@ -115,7 +115,7 @@ def _headers(**changes: object) -> dict[str, str]:
 
 def test_the_headers_say_who_calls_and_how_long_the_answer_is_awaited() -> None:
     """R-150: attempt and idempotency key go out with each delivery."""
-    fields = _headers(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+    fields = _headers()
     assert fields == {
         "content-type": "application/json",
         "accept": "application/json, text/plain",
@@ -126,7 +126,7 @@ def test_the_headers_say_who_calls_and_how_long_the_answer_is_awaited() -> None:
         "webhook-signature": sign([SECRET], "call_x", 5, b"{}"),
         "bascule-attempt": "2",
         "bascule-deadline": "9",
-        "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01",
+        "traceparent": "00-120711f1896f6d8b50948553d5cac54e-18509ecc2817cb55-01",
     }
 
 
@@ -134,6 +134,10 @@ def test_deliveries_of_one_call_share_a_trace_but_not_a_span() -> None:
     first, second = (_headers(attempt=n)["traceparent"].split("-") for n in (1, 2))
     assert first[1] == second[1]
     assert first[2] != second[2]
+
+
+def test_a_call_that_is_not_traced_says_so() -> None:
+    assert [fields["traceparent"][-2:] for fields in (_headers(), _headers(is_sampled=False))] == ["01", "00"]
 
 
 @pytest.mark.parametrize(
