@@ -11,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.logs import logger
 from app.store import keys
-from app.store.database import is_unavailable
 
 WRITE_EVERY_S: Final = 60.0
 WRITE_LIMIT_S: Final = 5.0
@@ -32,7 +31,7 @@ class KeyUses:
             self._noted.add((tenant, key_id))
 
     async def write(self, engine: AsyncEngine) -> None:
-        """Write down what was noted; while the database is away it stays noted."""
+        """Write down what was noted; what cannot be written stays noted."""
         noted, self._noted = self._noted, set()
         if not noted:
             return
@@ -40,10 +39,8 @@ class KeyUses:
             async with asyncio.timeout(WRITE_LIMIT_S), engine.begin() as connection:
                 await keys.used(connection, noted)
         except Exception as error:
-            if not (isinstance(error, TimeoutError) or is_unavailable(error)):
-                raise
             self._noted |= noted
-            log.warning("key_uses_not_written", error=type(error).__name__)
+            log.warning("key_uses_not_written", error=repr(error))
 
     @contextlib.asynccontextmanager
     async def running(self, engine: AsyncEngine) -> AsyncIterator[None]:
