@@ -122,6 +122,17 @@ async def test_a_silent_stream_shows_that_it_lives_and_ends_when_its_key_is_revo
             await reader.next()
 
 
+async def test_a_stream_ends_when_its_key_expires(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PING_S", 0.2)
+    body = {"name": "ana", "scopes": ["confirm"], "expires_in_s": 600}
+    made = (await site.http.post("/keys", json=body)).json()
+    async with reading(site.http, PATH, headers={"authorization": f"Bearer {made['key']}"}) as reader:
+        await whole(reader)
+        async with site.engine.begin() as connection:
+            await connection.execute(text("update keys set expires_at = now()"))
+        assert "key_expired" == (await reader.next()).data["code"]
+
+
 async def test_a_stream_ends_with_its_time_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "STREAM_S_MAX", 0.2)
     async with reading(site.http, PATH) as reader:
