@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from starlette.routing import compile_path
 from app.api.access import SCHEME
 from app.api.callbacks import TOKEN_SCHEME
 from app.api.limits import HEADERS as LIMIT_HEADERS
-from app.api.mutations import KEY, KEY_CODES
+from app.api.mutations import KEY, KEY_CODES, REPLAY_HEADERS
 from app.api.polls import POLLED
 from app.api.problems import CODES, ProblemBody, documented
 
@@ -22,7 +22,6 @@ DESCRIPTION: Final = (
     "Forwards the tool calls of Claude Managed Agents sessions to registered webhooks, holds those that need"
     " a person, posts each result back once, and keeps the agent's messages as text."
 )
-_LIMIT_HEADERS: Final = {name: {"$ref": f"#/components/headers/{name}"} for name in LIMIT_HEADERS}
 _METHODS: Final = ("get", "put", "post", "patch", "delete")
 
 
@@ -66,6 +65,14 @@ def _add_codes(responses: dict[str, Any], codes: Sequence[str]) -> None:
             there["description"] += f", `{code}`"
 
 
+def _add_headers(responses: dict[str, Any], statuses: tuple[str, ...], names: Iterable[str]) -> None:
+    """Add headers to the responses whose status begins so."""
+    for status, response in responses.items():
+        if status.startswith(statuses):
+            added = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+            response.setdefault("headers", {}).update(added)
+
+
 def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
@@ -84,7 +91,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas["ProblemBody"] = problem
     document["components"]["headers"] = {
         name: {"description": description, "schema": {"type": "string"}}
-        for name, description in LIMIT_HEADERS.items()
+        for name, description in (LIMIT_HEADERS | REPLAY_HEADERS).items()
     }
     document["components"]["securitySchemes"] = {
         SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "bsk_…"},
@@ -97,11 +104,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
             if "HTTPValidationError" in str(responses.get("422")):
                 del responses["422"]
             if SCHEME in path.get(method, {}).get("security", [{}])[0]:
-                for status in responses:
-                    if status.startswith(("2", "429")):
-                        responses[status].setdefault("headers", {}).update(_LIMIT_HEADERS)
+                _add_headers(responses, ("2", "429"), LIMIT_HEADERS)
             if any(one["name"] == KEY for one in path.get(method, {}).get("parameters", ())):
                 _add_codes(responses, KEY_CODES)
+                _add_headers(responses, ("2",), REPLAY_HEADERS)
             if responses and "422" not in responses and _takes_values(path[method]):
                 responses["422"] = documented("invalid_request")[422]
     return document

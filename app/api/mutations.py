@@ -25,6 +25,7 @@ from app.store.secrets import UnreadableSecretError
 
 KEY: Final = "idempotency-key"
 REPLAYED: Final = "idempotency-replayed"
+REPLAY_HEADERS: Final = {REPLAYED: "`true` on an answer that was given before; otherwise absent."}
 KEY_CODES: Final = ("idempotency_in_flight", "idempotency_unreadable", "idempotency_key_reused")
 RETRY_AFTER_S: Final = 1
 _KEPT_HEADERS: Final = ("content-type", "location")
