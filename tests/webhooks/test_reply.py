@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.core.tools import Tool
@@ -224,6 +224,7 @@ types = st.sampled_from(
 
 
 @settings(max_examples=600, deadline=None)
+@example(202, JSON, b"{}", "", 1)
 @given(
     st.integers(0, 999) | st.just(200),
     types | st.just(JSON),
@@ -234,7 +235,9 @@ types = st.sampled_from(
 def test_no_reply_raises_and_all_give_content_that_upstream_accepts(
     status: int, kind: str, body: bytes, encoding: str, chars_max: int
 ) -> None:
-    tool = a_tool("https://h.example/", reply_bytes_max=250, result_chars_max=chars_max)
+    tool = a_tool(
+        "https://h.example/", reply_bytes_max=250, result_chars_max=chars_max, callback_timeout_s=60.0
+    )
     result = read_reply(status, {"content-type": kind, "content-encoding": encoding}, body, tool).result
     assert (result is None) == (status == 202)
     if result is None:
