@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check demo openapi migration sim nightly lock bench clean
+.PHONY: help run test check demo openapi docs migration sim nightly lock bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test: check ## check, then every test
 
 openapi: $(VENV)/.run ## write openapi.yaml from the app
 	$(BIN)/python -m app openapi > openapi.yaml
+
+docs: $(VENV)/.dev ## the documentation as a site, in build/site
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs/site . build/site
 
 migration: $(VENV)/.dev ## a new migration from the tables: make migration M="Add x to y"
 	$(BIN)/python -m app migrate --revision "$(M)"
