@@ -20,8 +20,8 @@ from app.store.leases import SEND_S
 from app.webhooks import egress
 from tests.api.reader import reading
 from tests.console.service import serving
-from tests.deploy.installed import program
 from tests.deploy.proxying import proxying
+from tests.installed import program
 from tests.store.rows import add_attachment
 
 ROOT = Path(__file__).parents[2]

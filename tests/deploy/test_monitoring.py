@@ -22,7 +22,7 @@ from app.core.protocol import Failure, Progress
 from app.webhooks.attempt import FailureCode
 from app.webhooks.delivery import NotTried
 from app.webhooks.reply import ReplyCode
-from tests.deploy.installed import program
+from tests.installed import program
 from tests.runner.scripts import custom, turn
 from tests.runner.service import serving
 

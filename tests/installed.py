@@ -1,4 +1,4 @@
-"""Programs that some checks of deploy/ run, and that a developer's machine may lack."""
+"""Programs that some tests run, and that a developer's machine may lack."""
 
 from __future__ import annotations
 
