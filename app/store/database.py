@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import asyncpg
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, ExceptionContext, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -24,6 +25,9 @@ CONNECTION_AGE_S_MAX: Final = 1800
 _UNAVAILABLE_CLASSES: Final = ("08", "53", "57", "58", "40")
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 _IDLE_IN_TRANSACTION: Final = "25P03"
+# Where complaints quote values: "Failing row contains (…)", `invalid input syntax for type uuid: "…"`,
+# "invalid input for query argument $1: …".
+_VALUES: Final = re.compile(r"\nDETAIL:.*|: [\"'].*|(argument \$\d+): .*", re.DOTALL)
 
 
 def create_engine(
@@ -64,6 +68,7 @@ def create_engine(
         pool_use_lifo=True,
         hide_parameters=True,
     )
+    event.listen(engine.sync_engine, "handle_error", _hide_values)
     if is_behind_pooler:
         limits = _server_limits(lock_limit_s).items()
         limit = "select " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in limits)
@@ -92,6 +97,16 @@ def is_unavailable(error: BaseException) -> bool:
 def is_lock_timeout(error: BaseException) -> bool:
     """Whether a statement gave up waiting for somebody else's lock."""
     return _sqlstate(error) == _LOCK_NOT_AVAILABLE
+
+
+def _hide_values(context: ExceptionContext) -> None:
+    """Leave the values out of what the database says of a failure: errors are logged, rows are not."""
+    original = context.original_exception
+    for error in (context.sqlalchemy_exception, original, original.__cause__):
+        if isinstance(error, asyncpg.PostgresError):
+            error.detail = None
+        if error is not None and error.args and isinstance(error.args[0], str):
+            error.args = (_VALUES.sub(r"\1", error.args[0]), *error.args[1:])
 
 
 def _server_limits(lock_limit_s: float) -> dict[str, str]:

@@ -227,6 +227,7 @@ class EmbeddedPostgres:
             "port": str(PORT),
             "unix_socket_directories": str(folder),
             "unix_socket_permissions": "0700",
+            "log_error_verbosity": "terse",  # the details of a complaint quote rows
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         if log.exists() and log.stat().st_size > LOG_BYTES_MAX:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import traceback
 
 import asyncpg
 import pytest
@@ -74,6 +75,28 @@ async def test_limits_count_as_unavailable_and_mistakes_do_not(engine: AsyncEngi
     assert is_unavailable(asyncpg.InterfaceError("connection is closed"))
     assert is_unavailable(asyncpg.CannotConnectNowError("starting up"))
     assert not is_unavailable(ValueError())
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        ("insert into numbers values (7, :text)", {"text": "a 'canary'\nand more"}),
+        ("select cast(:text as text)::uuid", {"text": "canary"}),
+        ("select cast(:text as text)", {"text": "canary \ud800"}),
+        ("select cast(:text as int)", {"text": {"canary": 1}}),
+    ],
+)
+async def test_an_error_of_the_database_quotes_no_value(
+    engine: AsyncEngine, statement: str, values: dict[str, object]
+) -> None:
+    """R-337: errors are logged, with all that caused them."""
+    async with engine.connect() as connection:
+        await connection.execute(text("create temporary table numbers (n int check (n < 7), t text)"))
+        with pytest.raises(DBAPIError) as caught:
+            await connection.execute(text(statement), values)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "canary" not in told
+    assert "Error" in told
 
 
 async def test_a_server_that_is_not_there_is_noticed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
