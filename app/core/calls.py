@@ -32,6 +32,9 @@ State = Literal[
 
 STATES: Final[frozenset[str]] = frozenset(get_args(State))
 
+CALLBACK_PREFIX: Final = "cbt"
+"""What a callback's token begins with; a key's id, the tenant and a MAC follow, a full stop before each."""
+
 WEBHOOK_ID_CHARS: Final = 26
 """How much of the digest a `webhook-id` carries, in characters of base32."""
 

@@ -16,12 +16,11 @@ from typing import Final, Literal
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.calls import END_STATES, webhook_id
+from app.core.calls import CALLBACK_PREFIX, END_STATES, webhook_id
 from app.store import attachments, tables
 from app.store.secrets import Secrets
 from app.store.wakeups import notify, session_key, wish_key
 
-PREFIX: Final = "cbt"
 TOKEN_CHARS_MAX: Final = 512
 
 RefusalCode = Literal[
@@ -48,7 +47,7 @@ def token_of(secrets: Secrets, key_id: str, tenant: str, session_id: str, call_i
     """The token that lets its bearer answer this call and no other; None if the key is gone."""
     mac = secrets.mac(webhook_id(tenant, session_id, call_id), key_id)
     owner = base64.urlsafe_b64encode(tenant.encode()).decode().rstrip("=")
-    return None if mac is None else f"{PREFIX}.{key_id}.{owner}.{mac}"
+    return None if mac is None else f"{CALLBACK_PREFIX}.{key_id}.{owner}.{mac}"
 
 
 def tenant_of(secrets: Secrets, token: str, session_id: str, call_id: str) -> str | None:

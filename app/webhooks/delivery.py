@@ -32,7 +32,15 @@ from app.webhooks.attempt import (
 )
 from app.webhooks.egress import Egress, Lookup
 from app.webhooks.health import Endpoints, Health
-from app.webhooks.reply import ReplyCode, cleaned, error_result, is_endpoint_failure, read_reply, the_tool
+from app.webhooks.reply import (
+    ReplyCode,
+    cleaned,
+    error_result,
+    is_endpoint_failure,
+    read_reply,
+    redacted,
+    the_tool,
+)
 from app.webhooks.slots import Slots
 
 NotTried = Literal["unhealthy"]
@@ -109,7 +117,7 @@ class AttemptReport:
 
     Times are in milliseconds of the monotonic clock. `code` is None if a reply kept the contract.
     `reply_excerpt` is the beginning of the reply, at most 2,048 characters, as one line without secrets;
-    `reply_body` is what was read of it, as it came, and may hold anything. `is_promise`: a 202.
+    `reply_body` is what was read of it, and may hold anything. `is_promise`: a 202.
     """
 
     attempt: int
@@ -336,7 +344,7 @@ class Deliverer:
                 was_written=tried.was_written,
                 reply_excerpt=_excerpt(came, tool),
                 is_promise=tried.outcome.result is None,
-                reply_body=came.body if isinstance(came, Answer) else b"",
+                reply_body=_kept(came, tried, tool),
             )
         )
         return tried
@@ -387,6 +395,15 @@ def _failed(
     return _Tried(
         outcome, None if failure.code in _PERMANENT else retry, was_written=failure.was_written, error=error
     )
+
+
+def _kept(came: Answer | Failure, tried: _Tried, tool: Tool) -> bytes:
+    """What is stored of a reply: a result as it came, a failure without the secrets that it may repeat."""
+    if isinstance(came, Failure):
+        return b""
+    if tried.outcome.code is None:
+        return came.body
+    return redacted(came.body.decode("latin-1"), tool).encode("latin-1")
 
 
 def _excerpt(came: Answer | Failure, tool: Tool) -> str:

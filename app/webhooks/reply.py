@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import unquote_plus, urlsplit
 
-from app.core.calls import Result
+from app.core.calls import CALLBACK_PREFIX, Result
 from app.core.tools import Tool
 from app.webhooks.content import Block, Json, Unreadable, blocks, members, read_json, text_block
 
@@ -47,7 +47,8 @@ _CHARSET: Final = re.compile(r';\s*charset\s*=\s*"?([^";\s]+)', re.IGNORECASE)
 _CHARSET_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
 _MARKUP: Final = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)|<[^<>]*>", re.IGNORECASE | re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SIGNATURE: Final = re.compile(r"v1,[A-Za-z0-9+/=]{20,}")
+_OURS: Final = re.compile(rf"v1,[A-Za-z0-9+/=]{{20,}}|{CALLBACK_PREFIX}(\.[\w-]+){{3}}")
+"""Signatures, and tokens of callbacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def redacted(text: str, tool: Tool) -> str:
     """The text without what only we and the tool should know: a page may echo the request."""
     for secret in _secrets(tool):
         text = text.replace(secret, "[redacted]")
-    return _SIGNATURE.sub("[redacted]", text)
+    return _OURS.sub("[redacted]", text)
 
 
 def _status(status: int, fields: Mapping[str, str], body: bytes, tool: Tool) -> Reply:
