@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -34,11 +35,14 @@ class Child:
 
 @contextlib.asynccontextmanager
 async def serving_child(
-    database_url: str, upstream_url: str, more: Mapping[str, str] | None = None
+    database_url: str,
+    upstream_url: str,
+    more: Mapping[str, str] | None = None,
+    output: IO[bytes] | None = None,
 ) -> AsyncIterator[Child]:
     """Run `serve` on a database that is migrated; it shares keys with the replicas of this process.
 
-    `more` is added to its environment.
+    `more` is added to its environment. All that it prints goes to `output`, a file, if given.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -58,7 +62,7 @@ async def serving_child(
     }
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", "serve", cwd=ROOT, env=environ
+        sys.executable, "-m", "app", "serve", cwd=ROOT, env=environ, stdout=output, stderr=output
     )
     try:
         url = f"http://127.0.0.1:{port}"
