@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -60,6 +61,8 @@ PER_MIN: Final = Field(ge=0, le=REQUESTS_PER_MIN_MAX)
 
 RETENTION_DAYS_MAX: Final = 36_500
 
+_HOST: Final = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(:\d+)?")
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -71,6 +74,15 @@ def _database_url(value: SecretStr) -> SecretStr:
     scheme = value.get_secret_value().partition("://")[0]
     if scheme not in ("postgresql", "postgres"):
         raise ValueError("must be a postgresql:// URL; leave out any driver name")
+    try:
+        hosts = urlsplit(value.get_secret_value()).netloc.rpartition("@")[2].split(",")
+    except ValueError:
+        hosts = [":"]
+    if not all(_HOST.fullmatch(host) for host in hosts):
+        raise ValueError(
+            "must be postgresql://user:password@host:port/database;"
+            " write / as %2F, # as %23, ? as %3F, [ as %5B and @ as %40 in a password"
+        )
     return value
 
 

@@ -35,6 +35,24 @@ def test_nothing_set_means_an_embedded_database() -> None:
     assert (settings.port, str(settings.data_dir), settings.host) == (8080, ".bascule", "127.0.0.1")
 
 
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "",
+        "h",
+        "h:1",
+        "[::1]:1",
+        "u:p@h1:1,h2:2",
+        "u:p%2F@h1,[::1]",
+        "u:%5B%40@/",
+        "/db?host=/run/x",
+        "/db?port=1",
+    ],
+)
+def test_a_database_url_is_what_libpq_reads(hosts: str) -> None:
+    read_settings(EXTERNAL | {"BASCULE_DATABASE_URL": f"postgresql://{hosts}"})
+
+
 def test_everything_can_be_set() -> None:
     settings = read_settings(
         EXTERNAL

@@ -11,8 +11,10 @@ import asyncio
 import base64
 import contextlib
 import importlib.util
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from app.simulator.server import Server, running
 from app.simulator.switches import Fault
 from app.simulator.world import World
 from tests.runner.collector import Collector, collecting
-from tests.runner.process import serving_child
+from tests.runner.process import ROOT, serving_child
 from tests.runner.receiver import Delivery, Receiver, receiving
 from tests.runner.scripts import turn
 from tests.runner.service import POLL_S, Service
@@ -74,7 +76,7 @@ class Life:
         """Of each refusal: its request line, all that was sent, and all that came back."""
         self.reads: list[tuple[str, bytes]] = []
         """Of each other answer, but those that give a secret away this once."""
-        self.wrong = [self.canaries.plant(f"in a wrong place {number}") for number in range(9)]
+        self.wrong = [self.canaries.plant(f"in a wrong place {number}") for number in range(10)]
 
     def environ(self, collector: Collector) -> dict[str, str]:
         plant = self.canaries.plant
@@ -84,6 +86,7 @@ class Life:
             "ANTHROPIC_API_KEY": self.upstream_key,
             "BASCULE_ADMIN_KEY": self.admin_key,
             "BASCULE_SECRET_KEY": base64.b64encode(key).decode(),
+            "ANTHROPIC_WEBHOOK_SIGNING_KEY": f"whsec_{base64.b64encode(plant('hook key').encode()).decode()}",
             "BASCULE_LOG_LEVEL": "debug",
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "OTEL_EXPORTER_OTLP_HEADERS": f"x-otlp-key={plant('collector key')}",
@@ -109,7 +112,7 @@ class Life:
 
 async def _in_wrong_places(service: Service, wrong: list[str]) -> None:
     """What people type where it does not belong."""
-    http, (a, b, c, d, e, f, g, h, i) = service.http, wrong
+    http, (a, b, c, d, e, f, g, h, i, j) = service.http, wrong
     await http.get("/tools", headers={"authorization": f"Bearer {a}"})
     await http.get(f"/sessions?api_key={b}&status={b}")
     await http.get(f"/sessions/{c}/calls/%00{c}")
@@ -125,16 +128,21 @@ async def _in_wrong_places(service: Service, wrong: list[str]) -> None:
         "/sessions/sesn_none/confirm", json={"tool_use_id": h, "result": "deny", "deny_message": h}
     )
     await http.post(f"/console/sign-in?key={i}", data={"key": i})
+    signed = {"webhook-id": j, "webhook-timestamp": "1", "webhook-signature": f"v1,{j}"}
+    await http.post("/hooks/anthropic", json={"type": j, "data": {j: j}}, headers=signed)
 
 
 async def _registered(service: Service, life: Life, hostile: str) -> None:
     http, plant, tool = service.http, life.canaries.plant, service.tool
-    answer = await http.post("/keys", json={"name": "team", "scopes": ["read"]})
+    for _ in range(2):  # what is given once is kept for whoever repeats the request
+        once = {"idempotency-key": "team"}
+        answer = await http.post("/keys", json={"name": "team", "scopes": ["read"]}, headers=once)
     life.canaries.know("api key", answer.json()["key"])
     for name in ("refusing", "failing"):
         credential = {
             "type": "bearer",
             "secret": plant(f"credential {name}"),
+            "webhook_signing_key": f"whsec_{base64.b64encode(plant(f'hook key {name}').encode()).decode()}",
             "upstream_url": f"{hostile}/{name}",
         }
         assert (await http.put(f"/credentials/{name}", json=credential)).status_code == 201
@@ -328,6 +336,34 @@ def _dumped(url: str) -> bytes:
     [folder] = spec.submodule_search_locations or ()
     program = Path(folder, "pginstall", "bin", "pg_dump")
     return subprocess.run([program, "--inserts", url], capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("BASCULE_SECRET_KEY", "{}"),
+        ("BASCULE_DATABASE_URL", "postgresql://bascule:{}@127.0.0.1:9/bascule"),
+        ("BASCULE_DATABASE_URL", "postgresql://bascule:{}/@127.0.0.1/bascule"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://user:{}@h.example"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named_without_its_value(variable: str, value: str) -> None:
+    canaries = Canaries()
+    environ = {
+        "PATH": os.environ["PATH"],
+        "BASCULE_DATABASE_URL": "postgresql://127.0.0.1:9/bascule",
+        "BASCULE_SECRET_KEY": base64.b64encode(canaries.plant("secret key").encode()).decode(),
+        "BASCULE_ADMIN_KEY": canaries.plant("admin key"),
+        "BASCULE_LOG_LEVEL": "debug",
+        variable: value.format(canaries.plant("wrong value")),
+    }
+    told = subprocess.run(
+        [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, capture_output=True, check=False
+    )
+    output = told.stdout + told.stderr
+    assert 1 == told.returncode, output
+    assert variable.encode() in output
+    assert [] == canaries.found(output)
 
 
 @contextlib.asynccontextmanager
