@@ -19,12 +19,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.core.calls import END_STATES, STATES
 from app.core.protocol import Failure, Progress
+from app.simulator.server import running
+from app.simulator.world import World
 from app.webhooks.attempt import FailureCode
 from app.webhooks.delivery import NotTried
 from app.webhooks.reply import ReplyCode
 from tests.installed import program
-from tests.runner.scripts import custom, turn
-from tests.runner.service import serving
+from tests.runner.collector import collecting
+from tests.runner.receiver import receiving
+from tests.runner.scripts import custom, in_state, turn
+from tests.runner.service import Service, replicating
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
@@ -40,6 +44,7 @@ VALUES = {
 }
 OUTCOMES = {
     "bascule_delivery_seconds": {"ok", *get_args(FailureCode), *get_args(ReplyCode), *get_args(NotTried)},
+    "bascule_spans": {"exported", "failed", "dropped"},
     "bascule_post_seconds": {"accepted", *get_args(get_type_hints(Failure)["reach"])},
 }
 
@@ -66,23 +71,27 @@ def selectors(expression: str) -> list[promql_parser.VectorSelector]:
 
 
 async def told(engine: AsyncEngine, url: str) -> dict[str, set[str]]:
-    """The labels by sample name, of a service that has delivered, posted, and has something of each kind."""
-    async with serving(engine, url) as service:
-        await service.register("lookup", "other")
-        session = service.upstream.create(turn(custom("lookup")))
-        await service.attach(session.id)
-        service.upstream.say(session.id, "Begin.")
-        path = f"/sessions/{session.id}/calls"
-        await service.until(path, lambda shown: [call["state"] for call in shown["data"]] == ["posted"])
+    """The labels by sample name, of a service that delivered, posted and traced, and has one of each kind."""
+    async with receiving() as tool, running(World(pace=0)) as upstream, collecting() as collector:
+        async with replicating(engine, url, upstream.url, collector_url=collector.url) as http:
+            service = Service(http, upstream, tool, engine)
+            session = upstream.create(turn(custom("lookup")))
+            await service.register("lookup")
+            await service.attach(session.id)
+            upstream.say(session.id)
+            await in_state(service, session.id, "posted")
         async with engine.begin() as connection:
             await connection.execute(text("update calls set state = 'queued'"))
             await connection.execute(text("update attachments set flags = '{no_credential}'"))
-        shown: dict[str, set[str]] = {}
-        answer = await service.http.get("/metrics")
-        for family in text_string_to_metric_families(answer.text):
-            for sample in family.samples:
-                shown.setdefault(sample.name, set()).update(sample.labels)
-        return shown
+        async with replicating(
+            engine, url, upstream.url
+        ) as http:  # the spans of the first left as it stopped
+            answer = await http.get("/metrics")
+    shown: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            shown.setdefault(sample.name, set()).update(sample.labels)
+    return shown
 
 
 @pytest.mark.anyio
@@ -109,7 +118,7 @@ def test_every_label_is_compared_with_values_that_exist() -> None:
             for matcher in selector.matchers.matchers:
                 if matcher.name in OF_THE_SCRAPE:
                     continue
-                metric = selector.name.removesuffix("_count").removesuffix("_bucket")
+                metric = re.sub("_(count|bucket|total)$", "", selector.name)
                 values = OUTCOMES[metric] if matcher.name == "outcome" else VALUES[matcher.name]
                 assert {*matcher.value.split("|")} <= values, name
 
