@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,12 +17,29 @@ import msgspec
 COLUMN_GAP: Final = "  "
 CELL_CHARS_MAX: Final = 60
 """A longer cell of a table is cut and ends in `…`; `show` and `--json` print all of it."""
+NOTHING: Final = "-"
 _UNSAFE: Final = frozenset(("Cc", "Cf", "Co", "Cs", "Zl", "Zp"))
+
+Row = Callable[[dict[str, Any]], Sequence[Any]]
+"""Makes the cells of an item."""
+
+
+class Page(msgspec.Struct):
+    """Items of a list as they came; `next_cursor` is not null if there are more than were asked for."""
+
+    data: list[msgspec.Raw]
+    next_cursor: str | None
 
 
 def say(text: str) -> None:
     """Print a line for people."""
     sys.stdout.write(safe(text, keep="\n\t") + "\n")
+    sys.stdout.flush()
+
+
+def print_line(text: str) -> None:
+    """Print what others wrote as one line, whatever it holds."""
+    sys.stdout.write(safe(text) + "\n")
     sys.stdout.flush()
 
 
@@ -38,10 +55,36 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def print_json(raw: bytes) -> None:
-    """Print JSON with line breaks; its values, also the digits of its numbers, stay as they came."""
-    sys.stdout.write(safe(msgspec.json.format(raw, indent=2).decode(), keep="\n") + "\n")
+def print_json(raw: bytes, *, in_one_line: bool = False) -> None:
+    """Print JSON; its values, also the digits of its numbers, stay as they came."""
+    formatted = msgspec.json.format(raw, indent=-1 if in_one_line else 2)
+    sys.stdout.write(safe(formatted.decode(), keep="\n") + "\n")
     sys.stdout.flush()
+
+
+def print_object(raw: bytes, as_json: bool) -> None:
+    """Print an object as JSON, or one member a line."""
+    if as_json:
+        print_json(raw)
+    else:
+        print_members(members_of(raw))
+
+
+def print_members(fields: Mapping[str, str]) -> None:
+    """Print members, one a line."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        print_line(f"{name.ljust(width)}{COLUMN_GAP}{value}")
+
+
+def print_page(page: Page, as_json: bool, headings: Sequence[str], row: Row) -> None:
+    """Print a list as JSON, or in columns; a list that was cut short says so."""
+    if as_json:
+        print_json(msgspec.json.encode(page))
+    else:
+        print_table(headings, (row(json.loads(bytes(one))) for one in page.data))
+    if page.next_cursor is not None:
+        note(f"There are more than these {len(page.data)}; --limit prints more.")
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -57,11 +100,10 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         say(COLUMN_GAP.join(padded).rstrip())
 
 
-def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print an object, one member a line; what has members of its own is printed as JSON."""
-    width = max(map(len, fields))
-    for name, value in fields.items():
-        say(f"{name.ljust(width)}{COLUMN_GAP}{_shown(value)}")
+def members_of(raw: bytes) -> dict[str, str]:
+    """Return an object's members as text for people: JSON as it came, texts without their quotes."""
+    found = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    return {name: _bare(bytes(value)) for name, value in found.items()}
 
 
 def safe(text: str, *, keep: str = "") -> str:
@@ -77,16 +119,13 @@ def _escape(one: str) -> str:
     return json.dumps(one)[1:-1] if ord(one) != 0x7F else "\\u007f"
 
 
-def _shown(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case str():
-            return value
-        case _:
-            return json.dumps(value, ensure_ascii=False)
+def _bare(value: bytes) -> str:
+    if value == b"null":
+        return NOTHING
+    return str(json.loads(value)) if value.startswith(b'"') else value.decode()
 
 
 def _cell(value: Any) -> str:
-    text = safe(_shown(value))
+    shown = NOTHING if value is None else value if isinstance(value, str) else json.dumps(value)
+    text = safe(shown)
     return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"

@@ -82,14 +82,16 @@ def test_an_old_schema_is_refused_until_it_is_migrated(server_url: str) -> None:
             try:
                 wait_until_ready(address, process)
                 options = {"BASCULE_URL": address, "BASCULE_ADMIN_KEY": environ["BASCULE_ADMIN_KEY"]}
-                created = command("keys", "create", "bot", "--scope", "read", "--tenant", "t", **options)
+                created = command(
+                    "keys", "create", "bot", "--scope", "read", "--tenant", "t", "--json", **options
+                )
                 key = json.loads(created.stdout)
-                listed = command("keys", "list", "--tenant", "t", **options).stdout
-                assert [key["id"], "valid", "t", "read", "bot"] == listed.strip().split("\t")
+                listed = command("keys", "list", "--tenant", "t", **options).stdout.splitlines()[1]
+                assert [key["id"], "valid", "t", "read", "-", "bot"] == listed.split()
                 bearer = {"authorization": f"Bearer {key['key']}"}
                 answer = httpx.get(f"{address}/sessions", headers=bearer, trust_env=False)
                 assert answer.status_code == 200
-                assert command("keys", "revoke", key["id"], "--tenant", "t", **options).returncode == 0
+                assert command("keys", "delete", key["id"], "--tenant", "t", **options).returncode == 0
                 assert "revoked" in command("keys", "list", "--tenant", "t", **options).stdout
                 wrong = command("keys", "create", "bot", "--scope", "root", **options)
                 assert wrong.returncode == 1
