@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Final
+
+import aiohttp
 
 from app.doctor.findings import Finding
 from app.upstream.exchange import Exchange
@@ -38,24 +40,19 @@ class Asked:
 
 
 async def ask(ways: Sequence[Way], clock: Callable[[], float]) -> Sequence[Asked]:
-    """List one session by each way, one after the other: nothing is changed and little is spent."""
-    async with open_session(1) as http:
-        timeouts = Timeouts(connect_s=ASK_LIMIT_S / 2)
-        asked = []
-        for way in ways:
-            credential = way.credential or Credential("api_key", "none")
-            headers = request_headers(credential, {})
-            if way.credential is None:
-                del headers["x-api-key"]
-            failures = Failures((credential.secret,), time.time)
-            exchange = Exchange(
-                way.url, headers, streams=http, requests=http, timeouts=timeouts, failures=failures
-            )
-            asked.append(await _ask(way, exchange, failures, clock))
-        return asked
+    """List one session by each way, all at once: nothing is changed and little is spent."""
+    async with open_session(len(ways)) as http:
+        return await asyncio.gather(*(_ask(way, http, clock) for way in ways))
 
 
-async def _ask(way: Way, exchange: Exchange, failures: Failures, clock: Callable[[], float]) -> Asked:
+async def _ask(way: Way, http: aiohttp.ClientSession, clock: Callable[[], float]) -> Asked:
+    credential = way.credential or Credential("api_key", "none")
+    headers = request_headers(credential, {})
+    if way.credential is None:
+        del headers["x-api-key"]
+    failures = Failures((credential.secret,), clock)
+    timeouts = Timeouts(connect_s=ASK_LIMIT_S)
+    exchange = Exchange(way.url, headers, streams=http, requests=http, timeouts=timeouts, failures=failures)
     before = clock()
     try:
         answer = await exchange.request(
