@@ -32,17 +32,19 @@ class Event:
 def events(
     client: Client, path: str, after: str | None, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Event]:
-    """Yield a session's events; after a cut the stream is opened again behind the last id.
+    """Yield the events of the session at `path`; after a cut the stream is opened again behind the last id.
 
-    `after` is an id to begin behind, None for now. A connection begins with an event of type `opened`: what
-    was told of partial messages before it is void.
+    `after` is an id to begin behind, None for now: then the first event is how the session stands, as the
+    stream tells only of changes, and there may be none any more.
     """
-    cuts = 0
+    cuts, was_open = 0, False
     while True:
         try:
             headers = {} if after is None else {"last-event-id": after}
-            with client.stream(path, headers) as chunks:
-                yield Event("opened", None, b"{}")
+            with client.stream(f"{path}/events", headers) as chunks:
+                was_open = True
+                if after is None:
+                    yield Event("status", None, client.get(path))
                 for event in parsed(chunks):
                     cuts, after = 0, event.id or after
                     if event.type != "end":
@@ -53,7 +55,7 @@ def events(
                         stop(f"{end['code']}: {end['detail']}")
                     break
         except httpx.TransportError as error:
-            if cuts >= CUTS_MAX:
+            if cuts >= CUTS_MAX or not was_open:
                 client.unreached(error)
             note("The stream was cut; opening it again …")
         sleep(min(PAUSE_S_MAX, 0.5 * 2**cuts))

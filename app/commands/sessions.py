@@ -130,17 +130,9 @@ def follow_session(
 ) -> None:
     """Print text as it is written and calls as they change, until the session ends or Ctrl-C."""
     client, path = connect(url, key), f"/sessions/{segment(session)}"
-    now = json.loads(client.get(path))
-    if not from_start:
-        if not as_json:
-            say(status_line(now))
-        if now["status"] in OVER:
-            return
     printer = Printer()
     try:
-        for event in events(client, f"{path}/events", "0" if from_start else None):
-            if event.type == "opened":
-                continue
+        for event in events(client, path, "0" if from_start else None):
             if as_json:
                 one = {"event": event.type, "id": event.id, "data": msgspec.Raw(event.data)}
                 print_json(msgspec.json.encode(one), in_one_line=True)

@@ -49,8 +49,12 @@ async def streaming(*connections: list[bytes]) -> AsyncIterator[tuple[str, list[
         request.transport.close()
         return response
 
+    async def show(_: web.Request) -> web.Response:
+        return web.json_response({"status": "live"})
+
     app = web.Application()
     app.router.add_get("/sessions/sesn_1/events", answer)
+    app.router.add_get("/sessions/sesn_1", show)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -67,7 +71,7 @@ async def told(url: str) -> tuple[list[Event], list[float]]:
 
     def read() -> list[Event]:
         found = []
-        for event in events(Client(url, "key"), "/sessions/sesn_1/events", None, pauses.append):
+        for event in events(Client(url, "key"), "/sessions/sesn_1", None, pauses.append):
             found.append(event)
             if event.type == "over":
                 break
@@ -82,7 +86,8 @@ async def test_a_cut_is_followed_by_the_same_stream_behind_the_last_id() -> None
     cut = [frame("call", {"n": 3}, 8)[:-9]]
     async with streaming(first, cut, [], [frame("over", {"n": 4}, 9)]) as (url, asked):
         found, pauses = await told(url)
-    assert [(one.type, one.id) for one in found if one.type != "opened"] == [
+    assert [(one.type, one.id) for one in found] == [
+        ("status", None),
         ("call", "7"),
         ("message.partial", None),
         ("over", "9"),
@@ -117,6 +122,12 @@ async def test_an_end_for_good_is_told_and_a_service_that_is_gone_is_given_up(
         with pytest.raises(typer.Exit) as ended:
             await told(url)
     assert (ended.value.exit_code, len(asked)) == (Exit.UNREACHED, CUTS_MAX + 1)
+
+
+async def test_a_service_that_was_never_there_is_not_waited_for() -> None:
+    with pytest.raises(typer.Exit) as ended:
+        await told("http://127.0.0.1:1")
+    assert ended.value.exit_code == Exit.UNREACHED
 
 
 def test_text_is_printed_as_it_grows_and_once(capsys: pytest.CaptureFixture[str]) -> None:
