@@ -87,7 +87,6 @@ async def test_a_database_that_is_away_fails_and_upstream_is_looked_at_all_the_s
         ({"path": "/nowhere"}, "there is no such database."),
         ({"netloc": "bascule:wrong@"}, "the user or the password is refused."),
         ({"netloc": "bascule:x@no-such-host.invalid", "query": ""}, "the host name cannot be looked up."),
-        ({"netloc": "bascule:p@ss:word@127.0.0.1:x"}, "it cannot be connected to (ValueError)."),
     ],
 )
 async def test_the_reason_why_a_database_is_not_reached_is_told(
