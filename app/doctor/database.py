@@ -61,7 +61,7 @@ async def meet(settings: Settings, url: str, clock: Callable[[], float]) -> Met:
     if version < VERSION_MIN:
         remedy = f"Upgrade it, or set BASCULE_DATABASE_URL to a server of version {VERSION_MIN} or later."
         return Met(Finding("database", "failed", f"{said}: it is too old.", remedy), offset_s)
-    detail = f"{said}, answers within {time.monotonic() - begin:.2f} s."
+    detail = f"{said}, answers within {(time.monotonic() - begin) * 1000:.0f} ms."
     return Met(Finding("database", "ok", detail), offset_s)
 
 

@@ -42,8 +42,9 @@ async def check_webhooks(
         if found is not None:
             troubles.setdefault(found, []).extend(names)
     if not troubles:
-        what = f"All of {len(webhooks)} webhooks may be called." if webhooks else "No webhook is registered."
-        return [Finding("webhooks", "ok", what)]
+        count = len(webhooks)
+        said = f"{count} of {count} webhooks may be called." if webhooks else "No webhook is registered."
+        return [Finding("webhooks", "ok", said)]
     return [
         Finding("webhooks", trouble.status, f"{_listed(names)}: {trouble.detail}", trouble.remedy)
         for trouble, names in troubles.items()

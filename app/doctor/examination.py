@@ -11,11 +11,10 @@ from pydantic import SecretStr
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app import serve
 from app.doctor import database, egress, upstream
 from app.doctor.findings import Check, Finding, within
 from app.doctor.upstream import Way
-from app.serve import CannotServeError
-from app.serve import database as lent
 from app.settings import (
     SECRET_KEY_FILE,
     Settings,
@@ -44,7 +43,7 @@ CLOCK_FAILED_S: Final = 150.0
 """Half of what receivers of signed webhooks tolerate by their libraries' default."""
 
 
-class Report(Protocol):
+class Tell(Protocol):
     """Takes findings in their order."""
 
     def __call__(self, *findings: Finding) -> None: ...
@@ -82,23 +81,23 @@ def examine(
             report(Finding(check, "unchecked", f"Not looked at: {missing}."))
 
 
-def _check_settings(environ: Mapping[str, str], tell: Report) -> Settings | None:
+def _check_settings(environ: Mapping[str, str], tell: Tell) -> Settings | None:
+    remedy = "Correct it; docs/settings.md lists every variable."
+    settings = None
     try:
         settings = read_settings(environ)
     except SettingsError as error:
-        remedy = "Correct it; docs/settings.md lists every variable."
         tell(*(Finding("settings", "failed", f"{line}.", remedy) for line in str(error).splitlines()))
-        return None
-    given = sorted(variable(name) for name in Settings.model_fields if environ.get(variable(name)))
-    tell(Finding("settings", "ok", f"Set: {', '.join(given)}." if given else "None is set: all defaults."))
+    else:
+        given = sorted(variable(name) for name in Settings.model_fields if environ.get(variable(name)))
+        tell(Finding("settings", "ok", f"Set: {', '.join(given)}." if given else "None is set."))
     for name in unknown_variables(environ):
-        remedy = "Correct its name, or unset it; docs/settings.md lists every variable."
         tell(Finding("settings", "warning", f"{name} is no setting and has no effect.", remedy))
     return settings
 
 
 def _check_rest(
-    settings: Settings, environ: Mapping[str, str], tell: Report, clock: Callable[[], float]
+    settings: Settings, environ: Mapping[str, str], tell: Tell, clock: Callable[[], float]
 ) -> None:
     if settings.is_embedded and not (settings.data_dir / "postgres" / "pgdata").is_dir():
         detail = f"There is none in {settings.data_dir} yet; the first `bascule serve` makes it."
@@ -106,14 +105,14 @@ def _check_rest(
         asyncio.run(_examine(settings, None, tell, clock))
         return
     try:
-        with lent(settings, environ) as url:
+        with serve.database(settings, environ) as url:
             asyncio.run(_examine(settings, url, tell, clock))
-    except CannotServeError as error:
+    except serve.CannotServeError as error:
         tell(Finding("database", "failed", f"{error}."))
         asyncio.run(_examine(settings, None, tell, clock))
 
 
-async def _examine(settings: Settings, url: str | None, tell: Report, clock: Callable[[], float]) -> None:
+async def _examine(settings: Settings, url: str | None, tell: Tell, clock: Callable[[], float]) -> None:
     offsets: dict[str, float] = {}
     stored = None
     if url is not None:
@@ -138,7 +137,7 @@ async def _examine(settings: Settings, url: str | None, tell: Report, clock: Cal
         tell(egress.check_callbacks(settings, stored.webhooks))
 
 
-async def _examine_store(settings: Settings, url: str, tell: Report) -> _Stored | None:
+async def _examine_store(settings: Settings, url: str, tell: Tell) -> _Stored | None:
     """Look into a database that answers; None if its schema is not one to read from."""
     engine = create_engine(url, connections_max=CONNECTIONS_MAX, is_behind_pooler=settings.is_behind_pooler)
     try:
