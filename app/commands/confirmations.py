@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Annotated, Any
 
 import msgspec
@@ -107,4 +108,4 @@ def _print_waiting(raw: bytes) -> None:
     print_line(f"  {shown['input']}")
     if call["edited_input"] is not None:
         print_line(f"  approved as: {shown['edited_input']}")
-    print_line(f"  bascule confirmations allow {call['session_id']} {call['id']}")
+    print_line(f"  bascule confirmations allow {call['session_id']} {shlex.quote(call['id'])}")
