@@ -98,7 +98,6 @@ async def test_the_reason_why_a_database_is_not_reached_is_told(
     one = only(await examined(BASCULE_DATABASE_URL=url), "database")
     assert one.status == "failed"
     assert one.detail.endswith(says)
-    assert "word" not in one.detail.removesuffix(says)
 
 
 async def test_a_schema_that_is_missing_names_the_command(examined: Examine, migrated_url: str) -> None:
