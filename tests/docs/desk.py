@@ -129,8 +129,8 @@ class Desk:
         return ended.stdout
 
     def stop(self, keep: Collection[str] = ()) -> None:
-        """End what stays in the foreground, the last one first, but for the blocks to keep."""
-        for text in [text for text in reversed(self._running) if text not in keep]:
+        """End what stays in the foreground, but for these blocks; the service before what it talks to."""
+        for text in [text for text in self._running if text not in keep]:
             process, _ = self._running.pop(text)
             os.killpg(process.pid, signal.SIGTERM)
             assert process.stdout is not None

@@ -49,7 +49,16 @@ def test_an_answer_fits_what_a_page_shows_of_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def desk() -> Iterator[Desk]:
+def tools() -> Iterator[Tools]:
+    """They outlive the service: a delivery to a tool that is gone would hold up its stop."""
+    with Tools(("127.0.0.1", 0), Webhooks) as tools:
+        threading.Thread(target=tools.serve_forever, daemon=True).start()
+        yield tools
+        tools.shutdown()
+
+
+@pytest.fixture(scope="module")
+def desk(tools: Tools) -> Iterator[Desk]:
     """Where the service and the simulator run, started as the tutorial says."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="bascule-reader-") as name:
         Path(name).chmod(0o711)  # the database's user must be able to enter it
@@ -63,13 +72,13 @@ def desk() -> Iterator[Desk]:
 
 
 @pytest.mark.parametrize("page", [page for page, _ in typed()], ids=lambda page: page.stem)
-def test_the_commands_of_a_page_do_what_it_says(desk: Desk, page: Path) -> None:
+def test_the_commands_of_a_page_do_what_it_says(desk: Desk, tools: Tools, page: Path) -> None:
     if any("go run" in block.text for block in blocks(page)):
         program("go", "golang-go")
     for name, text in files(page).items():
         (desk.folder / name).write_text(text, encoding="utf-8")
     desk.values = {}
-    with Scene(desk) as scene:
+    with Scene(desk, tools) as scene:
         for block in blocks(page):
             if block.mark == "stays in the foreground":
                 desk.stay(block)
@@ -80,14 +89,24 @@ def test_the_commands_of_a_page_do_what_it_says(desk: Desk, page: Path) -> None:
     desk.stop(keep=[block.text for block in BENEATH])
 
 
-class Tools(BaseHTTPRequestHandler):
+class Tools(ThreadingHTTPServer):
+    """Tools of the pages' agents. `jobs` are the callbacks of calls to be answered later."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.jobs: list[dict[str, str]] = []
+
+
+class Webhooks(BaseHTTPRequestHandler):
     """`/report` answers 202 and keeps the callback; any other tool answers at once."""
+
+    server: Tools
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/report":
             self.send_response(202)
-            self.server.jobs.append(body["data"]["callback"])  # type: ignore[attr-defined]
+            self.server.jobs.append(body["data"]["callback"])
         else:
             self.send_response(204)
         self.end_headers()
@@ -98,21 +117,17 @@ class Tools(BaseHTTPRequestHandler):
 class Scene:
     """What pages take for granted: keys, a session, calls that wait, a tool that answers later."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, tools: Tools) -> None:
         self._admin = (desk.folder / ".bascule" / "admin.key").read_text(encoding="utf-8").strip()
         headers = {"authorization": f"Bearer {self._admin}"}
         self._http = httpx.Client(base_url=desk.url("8080"), headers=headers, trust_env=False)
         self._upstream = httpx.Client(base_url=desk.url("8301"), trust_env=False)
-        self._tools = ThreadingHTTPServer(("127.0.0.1", 0), Tools)
-        self._tools.jobs = self._jobs = []
-        threading.Thread(target=self._tools.serve_forever, daemon=True).start()
+        self._tools = tools
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tools.shutdown()
-        self._tools.server_close()
         self._http.close()
         self._upstream.close()
 
@@ -152,8 +167,8 @@ class Scene:
     def _job(self) -> dict[str, str]:
         """The callback of a call that its tool answered with 202."""
         session_id = self._called("report")
-        self._until(f"/sessions/{session_id}/calls", lambda shown: self._jobs and shown["data"])
-        return self._jobs[0]
+        self._until(f"/sessions/{session_id}/calls", lambda _: self._tools.jobs)
+        return self._tools.jobs.pop()
 
     def _until(self, path: str, fact: Any) -> Any:
         end = time.monotonic() + LIMIT_S
