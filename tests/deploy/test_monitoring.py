@@ -123,11 +123,14 @@ def test_every_label_is_compared_with_values_that_exist() -> None:
                 assert {*matcher.value.split("|")} <= values, name
 
 
-def test_every_figure_is_shown_and_the_panels_lie_beside_each_other() -> None:
+def test_every_figure_is_shown_and_documented_and_the_panels_lie_beside_each_other() -> None:
     metrics = (DEPLOY.parent / "app" / "metrics.py").read_text(encoding="utf-8")
+    page = (DEPLOY.parent / "docs" / "operating.md").read_text(encoding="utf-8")
     asked = {s.name for _, expression in expressions() for s in selectors(expression)}
     bases = {re.sub("_(count|bucket|total)$", "", name) for name in asked}
-    assert {*re.findall(r'"(bascule_\w+)"', metrics)} <= bases
+    figures = {*re.findall(r'"(bascule_\w+)"', metrics)}
+    assert figures <= bases
+    assert [] == [figure for figure in sorted(figures) if f"`{figure}" not in page]
     panels = DASHBOARD["panels"]
     assert len(panels) == len({panel["id"] for panel in panels})
     cells = [
