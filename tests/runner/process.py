@@ -39,10 +39,12 @@ async def serving_child(
     upstream_url: str,
     more: Mapping[str, str] | None = None,
     output: IO[bytes] | None = None,
+    root: Path = ROOT,
 ) -> AsyncIterator[Child]:
     """Run `serve` on a database that is migrated; it shares keys with the replicas of this process.
 
     `more` is added to its environment. All that it prints goes to `output`, a file, if given.
+    `root` is the folder of the code that runs.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -62,7 +64,7 @@ async def serving_child(
     }
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", "serve", cwd=ROOT, env=environ, stdout=output, stderr=output
+        sys.executable, "-m", "app", "serve", cwd=root, env=environ, stdout=output, stderr=output
     )
     try:
         url = f"http://127.0.0.1:{port}"
