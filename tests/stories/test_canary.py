@@ -43,6 +43,7 @@ CONTENTS = frozenset(
     {"input", "odd input", "input of a test", "result", "late result", "message", "edited", "denied because"}
 )
 """What people and tools said: it is in the database and shown to who may read it, and nowhere else."""
+OPEN = frozenset({"GET /readyz", "GET /healthz", "GET /openapi.json", "GET /metrics"})
 URLS = frozenset({"tool url", "unknown url"})
 """Where tools are: shown and stored too, for they are no place for a secret; told to no agent."""
 
@@ -256,7 +257,8 @@ async def _first_life(service: Service, life: Life, hostile: str) -> tuple[str, 
     path = f"/sessions/{session.id}/confirm"
     allow = {"tool_use_id": edited, "result": "allow", "input": {"q": plant("edited")}}
     deny = {"tool_use_id": denied, "result": "deny", "deny_message": f"No: {plant('denied because')}"}
-    assert [200, 200] == [(await http.post(path, json=decision)).status_code for decision in (allow, deny)]
+    for decision in (allow, deny):
+        assert (await http.post(path, json=decision)).status_code in (200, 202)
     [delivery] = tool.promised
     callback = urlsplit(delivery.data["callback"]["url"]).path
     token = delivery.data["callback"]["token"]
@@ -435,7 +437,10 @@ async def test_no_secret_and_no_content_is_where_it_does_not_belong(
             f"refusal of {line}": [name for name in canaries.found(got) if name not in canaries.found(sent)]
             for line, sent, got in life.errors
         },
-        **{f"answer to {line}": canaries.found(got, secrets_) for line, got in life.reads},
+        **{
+            f"answer to {line}": canaries.found(got, None if line.partition(":")[0] in OPEN else secrets_)
+            for line, got in life.reads
+        },
     }
     assert {} == {where: names for where, names in found.items() if names}
     assert len(spans) > 1_000
