@@ -47,7 +47,7 @@ _BODY: Final = {
         "required": True,
         "content": {
             "application/json": {"schema": {}, "examples": _EXAMPLES},
-            TEXT: {"schema": {"type": "string"}},
+            TEXT: {"schema": {"type": "string"}, "example": "order A-1042 has shipped"},
         },
     },
 }

@@ -246,7 +246,7 @@ Filtered = Annotated[Filter, Depends(filtered)]
     " waits no more; `ready` once all that waits has been told; `end` with a `code` before the service closes"
     " it. A stream that is opened again begins anew.",
     responses={
-        200: {"content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}}},
+        200: {"content": {streams.MEDIA_TYPE: {"example": 'event: ready\ndata: {"waiting": 0}\n\n'}}},
         **documented("invalid_request", "too_many_streams"),
     },
     **polls("confirm"),

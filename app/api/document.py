@@ -13,10 +13,11 @@ from starlette.routing import compile_path
 
 from app.api.access import SCHEME
 from app.api.callbacks import TOKEN_SCHEME
+from app.api.examples import add_examples
 from app.api.limits import HEADERS as LIMIT_HEADERS
 from app.api.mutations import KEY, KEY_CODES, REPLAY_HEADERS
 from app.api.polls import POLLED
-from app.api.problems import CODES, ProblemBody, documented
+from app.api.problems import CODES, PATH_CODES, ProblemBody, documented
 
 DESCRIPTION: Final = (
     "Forwards the tool calls of Claude Managed Agents sessions to registered webhooks, holds those that need"
@@ -59,6 +60,8 @@ def _add_codes(responses: dict[str, Any], codes: Sequence[str]) -> None:
     """Add failures that an operation shares with others of its kind to those that it names itself."""
     for code in codes:
         status = CODES[code][0]
+        if f"`{code}`" in responses.get(str(status), {}).get("description", ""):
+            continue
         if (there := responses.get(str(status))) is None:
             responses[str(status)] = documented(code)[status]
         else:
@@ -71,6 +74,17 @@ def _add_headers(responses: dict[str, Any], statuses: tuple[str, ...], names: It
         if status.startswith(statuses):
             added = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
             response.setdefault("headers", {}).update(added)
+
+
+def _describe_parameters(operation: dict[str, Any]) -> None:
+    """Say of those in the path what is missing otherwise, and of the others that nothing stands for null."""
+    for one in operation.get("parameters", ()):
+        if one["in"] == "path":
+            _add_codes(operation["responses"], [PATH_CODES[one["name"]]])
+        elif types := [type_ for type_ in one["schema"].get("anyOf", ()) if type_ != {"type": "null"}]:
+            assert len(types) == 1
+            del one["schema"]["anyOf"]
+            one["schema"] |= types[0]
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
@@ -93,6 +107,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         name: {"description": description, "schema": {"type": "string"}}
         for name, description in (LIMIT_HEADERS | REPLAY_HEADERS).items()
     }
+    add_examples(schemas)
     document["components"]["securitySchemes"] = {
         SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "bsk_…"},
         TOKEN_SCHEME: {"type": "http", "scheme": "bearer", "bearerFormat": "cbt.…"},
@@ -105,6 +120,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
                 del responses["422"]
             if SCHEME in path.get(method, {}).get("security", [{}])[0]:
                 _add_headers(responses, ("2", "429"), LIMIT_HEADERS)
+            _describe_parameters(path.get(method, {}))
             if any(one["name"] == KEY for one in path.get(method, {}).get("parameters", ())):
                 _add_codes(responses, KEY_CODES)
                 _add_headers(responses, ("2",), REPLAY_HEADERS)

@@ -46,6 +46,10 @@ _DESCRIPTION: Final = (
     " earlier ones are to be forgotten. Without an id the stream begins now, with `after=0` at the beginning."
     " With `include=upstream`: `observing` once upstream's events are passed on, and each as `upstream`."
 )
+_EXAMPLE: Final = (
+    'event: message.discarded\ndata: {"id": "sevt_011CZkZ1a"}\n\n'
+    'event: end\ndata: {"code": "renew", "detail": "A stream lives for an hour; open another one."}\n\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ class _Observer:
     summary="Follow a session as a stream of events",
     description=_DESCRIPTION,
     responses={
-        200: {"content": {streams.MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "The stream"},
+        200: {"content": {streams.MEDIA_TYPE: {"example": _EXAMPLE}}, "description": "The stream"},
         **documented("session_not_found", "invalid_request", "too_many_streams"),
     },
     **requires("read"),

@@ -100,7 +100,7 @@ async def get_message(
     summary="Show a message's text alone",
     responses={
         200: {
-            "content": {"text/plain": {"schema": {"type": "string"}}},
+            "content": {"text/plain": {"schema": {"type": "string"}, "example": "I paid order A-1042 back."}},
             "headers": {"x-message-state": {"schema": {"enum": ["partial", "final"]}}},
             "description": "The text, with nothing added, trimmed or normalised",
         },

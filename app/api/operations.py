@@ -69,7 +69,14 @@ def show(read: Figures) -> None:
     "/metrics",
     response_class=Response,
     summary="What this replica measures, and figures of the whole database",
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus"}},
+    responses={
+        200: {
+            "content": {
+                "text/plain": {"schema": {"type": "string"}, "example": "bascule_calls_waiting 1.0\n"}
+            },
+            "description": "Prometheus",
+        }
+    },
 )
 async def get_metrics(request: Request, bridge: Given) -> Response:
     await request.app.state.figures.refresh()

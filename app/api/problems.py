@@ -89,7 +89,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "database_unavailable": (503, "The database cannot be reached"),
 }
 
-_PATH_CODES: Final = {
+PATH_CODES: Final = {
     "session_id": "session_not_found",
     "name": "tool_not_found",
     "call_id": "call_not_found",
@@ -274,7 +274,7 @@ def _problem_of(refusal: RequestValidationError, request: Request) -> Problem:
     for error in errors:
         if error["loc"][0] == "path":
             parameter = str(error["loc"][1])
-            return Problem(_PATH_CODES[parameter], _UNLIKE[parameter])
+            return Problem(PATH_CODES[parameter], _UNLIKE[parameter])
         if error["type"] == "json_invalid":
             return _invalid_json(_place(str(error["ctx"]["error"]), str(refusal.body), error["loc"][1]))
     if any(error["loc"] == ("body",) and error["type"] == "missing" for error in errors):

@@ -42,10 +42,9 @@ router = APIRouter(tags=["rules"], route_class=GuardedRoute)
 ArgumentName = Annotated[str, Field(max_length=ARGUMENT_CHARS_MAX)]
 
 
-class TestBody(BaseModel):
+class ArgumentTestBody(BaseModel):
     """A test of one argument, with exactly one of the operators."""
 
-    __test__ = False
     model_config = ConfigDict(strict=True, extra="forbid")
 
     argument: str = Field(
@@ -64,7 +63,7 @@ class TestBody(BaseModel):
         return given
 
     @model_validator(mode="after")
-    def _agrees(self) -> TestBody:
+    def _agrees(self) -> ArgumentTestBody:
         if not is_pointer(self.argument) or "\0" in self.argument:
             raise ValueError("argument must be a JSON pointer, such as /amount")
         given = [one for one in OPERATORS if one in self.model_fields_set]
@@ -85,7 +84,7 @@ class RuleBody(BaseModel):
     ] = None
     kind: Literal["custom", "builtin", "mcp"] | None = None
     session_id: str | None = Field(None, pattern="^[A-Za-z0-9_-]{1,128}$")
-    tests: list[TestBody] = Field([], max_length=TESTS_MAX, description="All of them must hold.")
+    tests: list[ArgumentTestBody] = Field([], max_length=TESTS_MAX, description="All of them must hold.")
     only: list[ArgumentName] | None = Field(
         None, max_length=ARGUMENTS_MAX, description="The top-level arguments that there may be; null: any."
     )

@@ -30,7 +30,7 @@ class SubscriptionBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     url: str = Field(min_length=1, max_length=URL_CHARS_MAX)
-    events: list[Event] = Field(min_length=1, max_length=len(EVENTS))
+    events: list[Event] = Field(min_length=1, max_length=len(EVENTS), json_schema_extra={"uniqueItems": True})
     headers: dict[str, str] = Field(
         default_factory=dict, description="Sent with every notification. Write-only: reads show the names."
     )

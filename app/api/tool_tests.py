@@ -30,7 +30,7 @@ TIMEOUT_DEFAULT_S: Final = 120.0
 router = APIRouter(tags=["tools"], route_class=GuardedRoute)
 
 
-class TestBody(BaseModel):
+class ToolTestBody(BaseModel):
     """What a test call carries."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -72,10 +72,10 @@ async def test_tool(
     bridge: Given,
     mutation: Mutating,
     caller: Authenticated,
-    body: TestBody | None = None,
+    body: ToolTestBody | None = None,
 ) -> Response:
     try:
-        input_ = json.dumps((body or TestBody()).input, allow_nan=False)
+        input_ = json.dumps((body or ToolTestBody()).input, allow_nan=False)
     except ValueError as error:
         raise invalid("input", "must hold no NaN and no infinity") from error
     async with mutation.begin_step() as connection:

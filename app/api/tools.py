@@ -77,7 +77,7 @@ class ToolPolicy(BaseModel):
     retry: Retry = Field("connect_only", description="What may be delivered again; see the webhook guide.")
     on_unknown: Literal["answer", "ask"] = Field("answer", description="When nobody knows whether it ran.")
     gate: Literal["upstream", "ask"] = Field("upstream", description="`ask` holds every call for a person.")
-    approvers: Annotated[list[Approver], Field(max_length=APPROVERS_MAX)] | None = Field(
+    approvers: Annotated[list[Approver], Field(min_length=1, max_length=APPROVERS_MAX)] | None = Field(
         None, description="Ids or names of the keys that may decide on calls of this name; null: all."
     )
     approvals_required: int = Field(
