@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
@@ -76,7 +75,10 @@ class Client:
         limit_s: float = REQUEST_LIMIT_S,
     ) -> bytes:
         """Make a request and return the JSON of its answer; `body` None sends none."""
-        content = None if body is None else json.dumps(body).encode()
+        try:
+            content = None if body is None else msgspec.json.encode(body)
+        except UnicodeEncodeError:
+            stop("An argument holds bytes that are no UTF-8; write it again.", Exit.USAGE)
         headers = self._headers | ({} if body is None else {"content-type": "application/json"})
         try:
             answer = httpx.request(

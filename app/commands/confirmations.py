@@ -19,7 +19,7 @@ from app.commands.options import (
     Session,
     Url,
     connect,
-    object_of,
+    json_of,
     segment,
 )
 from app.commands.printing import members_of, note, print_json, print_line, say
@@ -67,7 +67,7 @@ def allow_call(
     as_json: Json = False,
 ) -> None:
     """Let a call run."""
-    edited = {} if input_ is None else {"input": object_of(input_, "--input")}
+    edited = {} if input_ is None else {"input": json_of(input_, "--input")}
     _decide(session, {"tool_use_id": call, "result": "allow"} | edited, url, key, as_json)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
+import msgspec
 import typer
 
 from app.commands.client import LIST_ITEMS_MAX, Client, Exit, stop
@@ -36,8 +36,8 @@ Members = Annotated[
     typer.Option(
         "--set",
         metavar="MEMBER=VALUE",
-        help="A member of the body, as /docs of the service lists them; VALUE is JSON, or else text."
-        " Repeatable.",
+        help="A member of the body, as /docs of the service lists them; VALUE is JSON, @FILE with"
+        " JSON, or else text. Repeatable.",
         show_default=False,
     ),
 ]
@@ -59,30 +59,34 @@ def segment(text: str) -> str:
 
 
 def members(given: Sequence[str] | None) -> dict[str, Any]:
-    """Return the members that `--set` gives."""
+    """Return the members that `--set` gives; JSON stays as it was written."""
     found: dict[str, Any] = {}
     for one in given or ():
         name, equals, value = one.partition("=")
         if not (name and equals):
             stop(f"--set {one}: write MEMBER=VALUE, such as timeout_s=30.", Exit.USAGE)
+        if value.startswith("@"):
+            found[name] = json_of(value, "--set")
+            continue
         try:
-            found[name] = json.loads(value)
-        except ValueError:
+            msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError):
             found[name] = value
+        else:
+            found[name] = msgspec.Raw(value)
     return found
 
 
-def object_of(text: str, option: str) -> dict[str, Any]:
-    """Return the JSON object that an option holds, or that a file holds which it names as @FILE."""
+def json_of(text: str, option: str) -> msgspec.Raw:
+    """Return the JSON that an option holds, or a file that it names as @FILE, as it was written."""
     try:
-        found = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+        raw = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
+        msgspec.json.decode(raw)
     except OSError as error:
         stop(f"{option} {text}: {error.strerror}.", Exit.USAGE)
-    except ValueError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         stop(f"{option} is not JSON: {error}.", Exit.USAGE)
-    if not isinstance(found, dict):
-        stop(f"{option} must be a JSON object, such as {{}}.", Exit.USAGE)
-    return found
+    return msgspec.Raw(raw)
 
 
 def _stored_key() -> str:

@@ -10,7 +10,7 @@ import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import msgspec
 
@@ -33,33 +33,28 @@ class Page(msgspec.Struct):
 
 def say(text: str) -> None:
     """Print a line for people."""
-    sys.stdout.write(safe(text, keep="\n\t") + "\n")
-    sys.stdout.flush()
+    _put(sys.stdout, safe(text, keep="\n\t") + "\n")
 
 
 def print_line(text: str) -> None:
     """Print what others wrote as one line, whatever it holds."""
-    sys.stdout.write(safe(text) + "\n")
-    sys.stdout.flush()
+    _put(sys.stdout, safe(text) + "\n")
 
 
 def note(text: str) -> None:
     """Print a line beside the output, to standard error."""
-    sys.stderr.write(safe(text, keep="\n\t") + "\n")
-    sys.stderr.flush()
+    _put(sys.stderr, safe(text, keep="\n\t") + "\n")
 
 
 def write(text: str) -> None:
     """Print text of which more follows on the same line."""
-    sys.stdout.write(safe(text, keep="\n\t"))
-    sys.stdout.flush()
+    _put(sys.stdout, safe(text, keep="\n\t"))
 
 
 def print_json(raw: bytes, *, in_one_line: bool = False) -> None:
     """Print JSON; its values, also the digits of its numbers, stay as they came."""
     formatted = msgspec.json.format(raw, indent=-1 if in_one_line else 2)
-    sys.stdout.write(safe(formatted.decode(), keep="\n") + "\n")
-    sys.stdout.flush()
+    _put(sys.stdout, safe(formatted.decode(), keep="\n") + "\n")
 
 
 def print_object(raw: bytes, as_json: bool) -> None:
@@ -113,6 +108,14 @@ def safe(text: str, *, keep: str = "") -> str:
     return "".join(
         one if one in keep or unicodedata.category(one) not in _UNSAFE else _escape(one) for one in text
     )
+
+
+def _put(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # a terminal or a pipe of another encoding
+        stream.write("".join(one if one.isascii() else _escape(one) for one in text))
+    stream.flush()
 
 
 def _escape(one: str) -> str:

@@ -18,8 +18,8 @@ from app.commands.options import (
     Members,
     Url,
     connect,
+    json_of,
     members,
-    object_of,
     segment,
 )
 from app.commands.printing import print_json, print_object, print_page, print_table, say
@@ -92,7 +92,7 @@ def test_tool(
     as_json: Json = False,
 ) -> None:
     """Send the tool a signed test call and show what comes back; ends with 1 if the delivery failed."""
-    body = {"input": object_of(input_, "--input")}
+    body = {"input": json_of(input_, "--input")}
     answer = connect(url, key).send("POST", f"/tools/{segment(name)}/test", body, limit_s=SLOW_LIMIT_S)
     print_object(answer, as_json)
     came = json.loads(answer)

@@ -53,3 +53,11 @@ async def site(engine: AsyncEngine, migrated_url: str, upstream: Server) -> Asyn
 @pytest.fixture
 def terminal(site: Site) -> Terminal:
     return Terminal({"BASCULE_URL": site.base, "BASCULE_KEY": ADMIN_KEY})
+
+
+@pytest.fixture
+async def idle(engine: AsyncEngine, migrated_url: str) -> AsyncIterator[Terminal]:
+    """Asks a service without a fleet, which leaves rows as tests wrote them."""
+    with capture_logs():
+        async with serving(engine, migrated_url) as site:
+            yield Terminal({"BASCULE_URL": site.base, "BASCULE_KEY": ADMIN_KEY})

@@ -61,7 +61,9 @@ async def test_another_server_is_told(terminal: Terminal, site: Site) -> None:
     "words",
     [
         ("tools", "put", "t", "https://tools.example/", "--set", "gate"),
-        ("tools", "test", "t", "--input", "[1]"),
+        ("tools", "put", "t", "https://tools.example/", "--set", "headers=@/nowhere"),
+        ("tools", "test", "t", "--input", '{"n": NaN}'),
+        ("sessions", "send", "sesn_1", "\udcff"),
         ("tools", "test", "t", "--input", "{"),
         ("tools", "test", "t", "--input", "@/nowhere"),
         ("tools", "show", ".."),
@@ -80,30 +82,67 @@ async def test_wrong_usage_asks_nobody(terminal: Terminal, words: tuple[str, ...
     assert "Traceback" not in done.output
 
 
+async def test_what_is_typed_as_json_is_sent_digit_for_digit(
+    idle: Terminal, engine: AsyncEngine, tmp_path: Path
+) -> None:
+    written = '{"amount": 1.10, "big": 12345678901234567890123}'
+    (tmp_path / "input.json").write_text(written)
+    async with engine.begin() as connection:
+        await add_attachment(connection)
+        for call in ("sevt_1", "sevt_2"):
+            await add_call(
+                connection, call, kind="custom", tool="pay", gate_by="tool", gate_reason="tool_asks"
+            )
+    for call, given in (("sevt_1", written), ("sevt_2", f"@{tmp_path / 'input.json'}")):
+        allowed = await idle.run("confirmations", "allow", "sesn_1", call, "--input", given, "--json")
+        assert allowed.exit_code == 0, allowed.output
+        edited = json.loads(allowed.stdout, parse_float=str)["edited_input"]
+        assert edited == {"amount": "1.10", "big": 12345678901234567890123}
+
+
+async def test_a_value_is_json_a_file_or_text(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "headers.json").write_text('{"authorization": "Bearer secret"}')
+    file = f"headers=@{tmp_path / 'headers.json'}"
+    words = ("--set", file, "--set", "description=Looks up", "--set", "concurrency=2", "--json")
+    done = await terminal.run("tools", "put", "t", "https://tools.example/", *words)
+    shown = json.loads(done.stdout)
+    assert (shown["header_names"], shown["description"], shown["concurrency"]) == (
+        ["authorization"],
+        "Looks up",
+        2,
+    )
+
+
+def test_a_terminal_of_another_encoding_gets_escapes() -> None:
+    said = command("doctor", BASCULE_PORT="x", PYTHONIOENCODING="ascii")
+    assert (said.returncode, said.stderr) == (Exit.FAILED, "")
+    assert "\\u2192 Correct it" in said.stdout
+
+
 async def test_a_list_goes_on_over_pages_and_says_when_it_was_cut_short(
-    terminal: Terminal, engine: AsyncEngine
+    idle: Terminal, engine: AsyncEngine
 ) -> None:
     async with engine.begin() as connection:
         for n in range(205):
             await add_attachment(connection, session_id=f"sesn_{n}")
-    done = await terminal.run("sessions", "list", "--json")
+    done = await idle.run("sessions", "list", "--json")
     page = json.loads(done.stdout)
     assert (len(page["data"]), page["next_cursor"]) == (205, None)
-    done = await terminal.run("sessions", "list", "--json", "--limit", "203")
+    done = await idle.run("sessions", "list", "--json", "--limit", "203")
     page = json.loads(done.stdout)
     assert (len(page["data"]), page["next_cursor"] is None) == (203, False)
     assert "more than these 203" in done.stderr
 
 
 async def test_what_an_agent_wrote_is_shown_digit_for_digit_and_obeyed_by_no_terminal(
-    terminal: Terminal, engine: AsyncEngine
+    idle: Terminal, engine: AsyncEngine
 ) -> None:
     hostile = '{"amount": 1.10, "big": 12345678901234567890123, "say": "a\\u001b[2J\u202eb\u009bc"}'
     async with engine.begin() as connection:
         await add_attachment(connection)
         await add_call(connection, "sevt_1", input=hostile)
     for words in (["confirmations", "list"], ["confirmations", "list", "--json"]):
-        done = await terminal.run(*words)
+        done = await idle.run(*words)
         assert done.exit_code == 0
         assert "1.10" in done.stdout
         assert "12345678901234567890123" in done.stdout
