@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -50,7 +50,7 @@ class Viewer:
 
     caller: Caller
     name: str
-    token: str
+    token: str = field(repr=False)
 
     @property
     def form_token(self) -> str:

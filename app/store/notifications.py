@@ -7,7 +7,7 @@ takes it then. Locks are taken in the order subscription, notification.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -47,8 +47,8 @@ class Claimed:
     created_at: datetime
     attempt: int
     url: str
-    key: bytes | None
-    headers: Mapping[str, str]
+    key: bytes | None = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class Start:
     """
 
     settings: attachments.Settings
-    extra_headers: Mapping[str, str]
+    extra_headers: Mapping[str, str] = field(repr=False)
     fault: str | None
     calls: tuple[Call, ...]
     over: tuple[Call, ...]

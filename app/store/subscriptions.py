@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import secrets as random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ class Put:
     """What subscribing did; `signing_secret` is set when the subscription is new."""
 
     subscription: Subscription
-    signing_secret: str | None
+    signing_secret: str | None = field(repr=False)
 
 
 class TooManySubscriptionsError(Exception):

@@ -10,7 +10,7 @@ import base64
 import math
 import secrets as random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -92,7 +92,7 @@ class Put:
     """What registering did; `signing_secret` is set when the tool is new."""
 
     registration: Registration
-    signing_secret: str | None
+    signing_secret: str | None = field(repr=False)
     is_changed: bool = True
 
 
@@ -101,7 +101,7 @@ class Rotated:
     """A new signing secret, and until when the one before it signs beside it."""
 
     registration: Registration
-    signing_secret: str
+    signing_secret: str = field(repr=False)
     old_signs_until: datetime
 
 
@@ -388,8 +388,8 @@ def _headers(secrets: Secrets, row: Row[Any]) -> dict[str, str]:
 class _Opened:
     """The encrypted part of a tool, as far as it can be read; `keys` are the live ones."""
 
-    keys: Sequence[_SigningKey]
-    headers: Mapping[str, str] | None
+    keys: Sequence[_SigningKey] = field(repr=False)
+    headers: Mapping[str, str] | None = field(repr=False)
     fault: str | None
 
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
+import importlib
 import importlib.util
 import os
+import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +30,7 @@ from aiohttp import web
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+import app
 from app.simulator.server import Server, running
 from app.simulator.switches import Fault
 from app.simulator.world import World
@@ -65,6 +70,30 @@ def test_the_search_finds_a_canary_in_any_dress() -> None:
     ]
     assert [["secret"]] * len(dressed) == [canaries.found(b"before " + each + b" after") for each in dressed]
     assert [] == canaries.found(Canaries().plant("other").encode() * 10)
+
+
+SHOWN = frozenset(
+    {
+        "Bridge.secrets", "Tool.secrets", "Registration.signing_secrets", "Pruned.idempotency_keys",
+        "Allowance.headers", "Answer.headers", "_Progress.headers",
+    }
+)  # fmt: skip
+"""Fields with such names that hold no secret, or only what hides itself."""
+
+
+def test_no_secret_shows_when_its_object_is_shown() -> None:
+    """A failed assertion, a task or a debugger shows objects by their `repr`."""
+    shown = {
+        f"{kind.__name__}.{field.name}"
+        for module in pkgutil.walk_packages(app.__path__, "app.")
+        if not module.name.endswith("__main__")
+        for kind in vars(importlib.import_module(module.name)).values()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__.startswith("app.")
+        if not kind.__module__.startswith("app.simulator")
+        for field in dataclasses.fields(kind)
+        if field.repr and re.fullmatch(r"(\w+_)?(secrets?|token|headers|keys|password)", field.name)
+    }
+    assert SHOWN == shown
 
 
 class Life:
