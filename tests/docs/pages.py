@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ PAGES = [
 ]
 _PART = re.compile(
     r"^<!-- this section is (?P<section>run by \S+) -->$"
-    r"|^(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$"
+    r"|^(?P<indent> *)(?:<!-- (?P<mark>[^\n]*) -->\n *)?```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$"
     r"|^##? (?P<heading>[^\n]*)$",
     re.MULTILINE | re.DOTALL,
 )
@@ -52,7 +53,7 @@ def blocks(page: Path) -> list[Block]:
     found: list[Block] = []
     of_section = ""
     for part in _PART.finditer(page.read_text(encoding="utf-8")):
-        mark, text = part["mark"] or "", part["text"]
+        mark, text = part["mark"] or "", dedent(part["text"] or "")
         if part["heading"]:
             of_section = ""
         elif part["section"]:
