@@ -87,6 +87,15 @@ def _describe_parameters(operation: dict[str, Any]) -> None:
             one["schema"] |= types[0]
 
 
+def _describe_body(operation: dict[str, Any]) -> None:
+    """Say how a body can fail before its members are looked at."""
+    content = operation.get("requestBody", {}).get("content", {})
+    if content:
+        _add_codes(operation["responses"], ["body_too_large"])
+    if "$ref" in str(content):  # else the route reads the body itself, and says so itself
+        _add_codes(operation["responses"], ["invalid_json", "unsupported_media_type"])
+
+
 def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
@@ -121,6 +130,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
             if SCHEME in path.get(method, {}).get("security", [{}])[0]:
                 _add_headers(responses, ("2", "429"), LIMIT_HEADERS)
             _describe_parameters(path.get(method, {}))
+            _describe_body(path.get(method, {}))
             if any(one["name"] == KEY for one in path.get(method, {}).get("parameters", ())):
                 _add_codes(responses, KEY_CODES)
                 _add_headers(responses, ("2",), REPLAY_HEADERS)
