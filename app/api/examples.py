@@ -160,6 +160,7 @@ _KEY_VIEW: Final = {
     "revoked_at": None,
     "expires_at": None,
     "last_used_at": _LATER,
+    "requests_per_min": None,
 }
 _RULE_BODY: Final = {
     "effect": "allow",

@@ -176,6 +176,8 @@ async def test_ctrl_c_ends_following_without_a_traceback(
         sys.executable, "-m", "app", "sessions", "follow", session_id, "--from-start", "--json",
         cwd=ROOT, env=ENVIRON | terminal.environ,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        # As in a terminal: what a shell starts in its background, such as these tests, ignores Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert following.stdout is not None
     try:

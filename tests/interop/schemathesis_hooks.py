@@ -1,7 +1,8 @@
 """What schemathesis must know of the service that the document cannot say.
 
-Each rule here mends a request that the document allows and the service rightly refuses, or that would take long,
-before it is sent. Requests that break the document on purpose are sent as they are, and nothing looks at answers.
+Each rule here mends a request that the document allows and the service rightly refuses, or that would take
+long, before it is sent. Requests that break the document on purpose go out as they are, and nothing looks at
+answers.
 """
 
 from __future__ import annotations
