@@ -46,7 +46,9 @@ _numbers = itertools.count()
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, **kwargs: Any) -> None:
-    query, headers = case.query or {}, case.headers or {}
+    if not case.query:
+        case.query = {}  # to add to
+    query, headers = case.query, case.headers or {}
     if _is_number(query.get("wait_s")) and WAIT_S_MAX < float(query["wait_s"]) <= 60:
         query["wait_s"] = WAIT_S_MAX
     if case.operation.definition.raw["operationId"] == "follow_session":
