@@ -4,7 +4,9 @@ WORKDIR /src
 COPY requirements.lock pyproject.toml README.md LICENSE alembic.ini ./
 COPY app app
 COPY migrations migrations
+# `bascule`, as the pages call it, beside Python.
 RUN python -m venv /opt/bascule \
+ && printf '#!/bin/sh\nexec python -m app "$@"\n' > /opt/bascule/bin/bascule && chmod 755 /opt/bascule/bin/bascule \
  && /opt/bascule/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
 
 FROM python:3.11-slim

@@ -97,6 +97,19 @@ def test_its_packages_are_those_of_the_lock_by_their_hashes(image: Path) -> None
     subprocess.run(pip, cwd=image, check=True, timeout=LIMIT_S)
 
 
+def test_it_has_the_command_that_the_pages_name(image: Path, tmp_path: Path) -> None:
+    written = re.search(r"(printf .*) > /opt/bascule/bin/bascule && chmod 755", only(BUILD, "RUN"))
+    assert written is not None
+    command = tmp_path / "bascule"
+    command.write_bytes(subprocess.run(["sh", "-c", written[1]], stdout=subprocess.PIPE, check=True).stdout)
+    command.chmod(0o755)
+    environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shown = subprocess.run(
+        [command, "--help"], cwd=image, env=environ, capture_output=True, text=True, check=True
+    )
+    assert "doctor" in shown.stdout
+
+
 @pytest.fixture(scope="module")
 def database_url() -> Iterator[str]:
     with postgres.server() as server_url, postgres.database(server_url) as url:
