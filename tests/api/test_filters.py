@@ -64,7 +64,7 @@ async def register(service: Service, name: str, **policy: Any) -> None:
         ({"reason": "outcome_unknown"}, []),
         ({"older_than_s": 1800}, ["old"]),
         ({"older_than_s": 7200}, []),
-        ({"tool": "bash", "reason": "ask", "older_than_s": 0.5}, ["old"]),
+        ({"tool": "bash", "reason": "ask", "older_than_s": 60.5}, ["old"]),
     ],
 )
 async def test_each_filter_must_fit(
