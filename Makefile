@@ -46,7 +46,7 @@ check: $(VENV)/.dev ## ruff, mypy, import rules, openapi drift, scenario coverag
 	$(BIN)/python scripts/scenarios.py --missing
 
 test: check ## check, then every test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 openapi: $(VENV)/.run ## write openapi.yaml from the app
 	$(BIN)/python -m app openapi > openapi.yaml
