@@ -74,6 +74,14 @@ class Newcomer:
                 await asyncio.sleep(0.05)
 
 
+async def heard_of(process: asyncio.subprocess.Process, words: str, heard: bytearray) -> None:
+    """Read what a process prints until it has printed these words."""
+    assert process.stdout is not None
+    async with asyncio.timeout(LIMIT_S):
+        while words.encode() not in heard:
+            heard += await process.stdout.readline()
+
+
 async def test_every_command_of_the_page_does_what_it_says(
     terminal: Terminal, site: Site, upstream: Server, tool: Receiver, migrated_url: str
 ) -> None:
@@ -92,7 +100,7 @@ async def test_every_command_of_the_page_does_what_it_says(
     )
     newcomer = Newcomer(terminal, site, session_id, tool.url)
     said: dict[str, str] = {}
-    following = None
+    following, followed = None, bytearray()
     for line in lines():
         if line.startswith("bascule sessions follow"):
             words = shlex.split(line.replace("$SESSION", session_id))[1:]
@@ -102,6 +110,9 @@ async def test_every_command_of_the_page_does_what_it_says(
             )  # fmt: skip
             newcomer.typed.append("sessions follow")
             continue
+        if line.startswith("bascule confirmations list") and following is not None:
+            # Whoever follows from later on is shown how the call stands by then.
+            await heard_of(following, "waits for a person", followed)
         if line.startswith("bascule tools test"):
             # As its owner does, the tool has the secret by now.
             tool.secrets.append(re.search(r"whsec_\S+", said["tools put lookup_order"])[0])  # type: ignore[index]
@@ -111,7 +122,7 @@ async def test_every_command_of_the_page_does_what_it_says(
         said[" ".join(line.split()[1:4])] = await newcomer.type(line)
     assert following is not None
     async with asyncio.timeout(LIMIT_S):
-        followed, _ = await following.communicate()
+        followed += (await following.communicate())[0]
     assert following.returncode == 0
     assert "I look.\n" in followed.decode()
     assert "lookup_order: held, waits for a person] {" in followed.decode()
