@@ -2,9 +2,9 @@
 
 `python -m bench.world` prints its URL and then answers for one session per id, whatever it is called: each
 plays `calls` custom calls, `parallel` at a time, once `POST /_go` has come. The webhook `POST /tool` answers
-after `delay_ms`. `GET /_report` tells how far it is, and the latencies: from the moment a call was written to
-its stream to the moment its result was there. Events and history are as upstream's, as far as these turns
-need them; a framework here would be what is measured.
+after `delay_ms`. `GET /_report` tells how far it is, `GET /_latencies` the time of each call, from the
+moment it was written to its stream to the moment its result was there. Events and history are as upstream's,
+as far as these turns need them; a framework here would be what is measured.
 """
 
 from __future__ import annotations
@@ -151,12 +151,7 @@ class World:
             "took_s": time.perf_counter() - self.began_at,
             "webhooks": self.webhooks,
             "requests": self.requests,
-            "latencies_ms": self.latencies_ms if len(self.latencies_ms) >= self.wanted else [],
         }
-
-    @property
-    def wanted(self) -> int:
-        return self.calls * len(self.sessions)
 
 
 class Connection(asyncio.Protocol):
@@ -204,6 +199,8 @@ class Connection(asyncio.Protocol):
             self.world.go()
         elif steps[0] == "_report":
             self.reply(json.dumps(self.world.report()).encode())
+        elif steps[0] == "_latencies":
+            self.reply(json.dumps(self.world.latencies_ms).encode())
         elif steps[:2] == ["v1", "environments"]:
             self.reply(b'{"type":"environment","id":"env_bench","name":"bench","config":{"type":"cloud"}}')
         elif steps[:2] == ["v1", "sessions"] and len(steps) > 2:
