@@ -27,7 +27,7 @@ class Observers:
         self._tasks = tasks
         self._until = 0.0
         self._buffer: deque[str] = deque(maxlen=BUFFER_MAX)
-        self._has_lost = False
+        self._has_lost = self._is_flushing = False
         self._seen: Remembered[None] = Remembered()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -44,7 +44,8 @@ class Observers:
             self._seen.keep(event.id, None)
         self._has_lost |= len(self._buffer) == BUFFER_MAX
         self._buffer.append(data.decode("utf-8", "replace"))
-        if not self._running:
+        if not self._is_flushing:
+            self._is_flushing = True
             self._tasks.start(self._running, "feed", self._flush())
 
     async def leave(self) -> None:
@@ -65,3 +66,4 @@ class Observers:
                 # A feed is not worth a run.
                 self._has_lost = True
                 log.warning("feed_lost", session_id=self._tasks.lease.session_id, error=repr(error))
+        self._is_flushing = False  # with the last look at the buffer: an event between them would be late

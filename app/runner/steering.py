@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -37,17 +38,18 @@ class Steering:
         self._client = client
         self._budget = tasks.parts.budget
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._is_asked = self._is_sending = self._has_left = False
+        self._is_asked = self._is_working = self._is_sending = self._has_left = False
         self._trying, self._tries = "", 0
 
     def look(self) -> None:
         """Take up what is wished, unless that is under way already; then look once more."""
         self._is_asked = True
-        if not self._running:
+        if not self._is_working:
+            self._is_working = True
             self._tasks.start(self._running, "sends", self._work())
 
     async def leave(self) -> None:
-        """Begin nothing more. A send that has left is waited for: nobody else can tell what became of it."""
+        """Begin nothing more. A send that was taken up is waited for: nobody else knows what became of it."""
         self._has_left = True
         running = list(self._running.values())
         if running and self._is_sending:
@@ -63,6 +65,9 @@ class Steering:
             while await self._step() and not self._has_left:
                 pass
             await self._tasks.inbox.put(p.Steered(self._is_asked))
+        self._is_working = (
+            False  # with the last look at what was asked: a wish between them would wait for ever
+        )
 
     async def _step(self) -> bool:
         """Make the next send, if it can be made now; return False once none is open."""
@@ -83,22 +88,27 @@ class Steering:
     async def _send_next(self) -> float:
         """Send the oldest events, and store what came of it; return how long to pause."""
         taken: Next | None = None
+        outcome: Outcome | steering.Again
         try:
             async with self._budget.turn(Priority.ANSWER):
                 await self._tasks.trust(SEND_S)
+                self._is_sending = True  # before it is taken up: cut off after that, it would count as sent
                 async with self._engine.begin() as connection:
                     taken = await sends.take(connection, self._lease)
-                if taken is None or self._has_left:
+                if taken is None:
                     return LOOK_AGAIN_S
-                self._is_sending = True
-                answer = await self._client.send(self._lease.session_id, taken.events)
+                if self._has_left:
+                    outcome = steering.Again(0.0)
+                else:
+                    answer = await self._client.send(self._lease.session_id, taken.events)
+                    outcome = Outcome("sent", _shown(answer))
+            await self._store(taken, outcome)
         except UpstreamError as error:
             assert taken is not None
             outcome = await self._after(taken, error.failure)
-        else:
-            outcome = Outcome("sent", _shown(answer))
-        await self._store(taken, outcome)
-        self._is_sending = False
+            await self._store(taken, outcome)
+        finally:
+            self._is_sending = False
         if isinstance(outcome, steering.Again):
             draw = self._tasks.parts.draw()
             return wait_s(outcome.after_s, floor_s=outcome.floor_s, draw=draw)
@@ -108,10 +118,7 @@ class Steering:
         self._tries = self._tries + 1 if taken.id == self._trying else 1
         self._trying = taken.id
         waits_for = steering.waiting_on(failure)
-        are_answered = False
-        if waits_for:
-            async with self._engine.connect() as connection:
-                are_answered = await sends.are_answered(connection, self._lease, waits_for)
+        are_answered = bool(waits_for) and await self._are_answered(waits_for)
         step = steering.after_send(failure, tries=self._tries, age_s=taken.age_s, are_answered=are_answered)
         match step:
             case steering.Again():
@@ -120,6 +127,16 @@ class Steering:
                 return Outcome("refused", (), step.code, step.message, step.waiting_on)
             case steering.Unknown():
                 return Outcome("unknown", message=step.message)
+
+    async def _are_answered(self, call_ids: Sequence[str]) -> bool:
+        """Whether we know that all these calls are over; while the database is away we know of none."""
+        try:
+            async with self._engine.connect() as connection:
+                return await sends.are_answered(connection, self._lease, call_ids)
+        except Exception as error:
+            if not is_unavailable(error):
+                raise
+            return False
 
     async def _store(self, taken: Next, outcome: Outcome | steering.Again) -> None:
         """Store what is known now, however long the database is away: nobody else knows it."""
